@@ -1,0 +1,133 @@
+/* Rpc: gRPC for C programs on a libuv loop: calls arrive and answers come back as callbacks of the loop thread.
+ *
+ * A thread of its own drains gRPC's completion queue (of the "next" kind) and hands events over through a queue and uv_async_send, which
+ * coalesces: the callback drains all. Messages are protobuf-c messages; services and methods are named by protobuf-c's generated descriptors
+ * (viaduct__v1__job_service__descriptor, ...).
+ * This folder is the only includer of grpc headers.
+ * Threading: everything here belongs to the loop thread, callbacks run there.
+ */
+#ifndef RPC_RPC_H
+#define RPC_RPC_H
+
+#include "base/status.h"
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+/* One completion-queue thread bound to one loop; servers and clients are made on it. */
+typedef struct Rpc Rpc;
+
+Status rpc_create(uv_loop_t *loop, Rpc **rpc_out) STATUS_CHECKED;
+/* Servers and clients first (rpc_server_shutdown's callback done, clients destroyed). Joins the thread. */
+void rpc_destroy(Rpc *rpc);
+
+/* ---------------------------------------------------------------- errors */
+/* Canonical gRPC codes (google.rpc.Code). */
+typedef enum RpcCode {
+    RPC_CODE_OK = 0,
+    RPC_CODE_CANCELLED = 1,
+    RPC_CODE_UNKNOWN = 2,
+    RPC_CODE_INVALID_ARGUMENT = 3,
+    RPC_CODE_DEADLINE_EXCEEDED = 4,
+    RPC_CODE_NOT_FOUND = 5,
+    RPC_CODE_ALREADY_EXISTS = 6,
+    RPC_CODE_PERMISSION_DENIED = 7,
+    RPC_CODE_RESOURCE_EXHAUSTED = 8,
+    RPC_CODE_FAILED_PRECONDITION = 9,
+    RPC_CODE_ABORTED = 10,
+    RPC_CODE_OUT_OF_RANGE = 11,
+    RPC_CODE_UNIMPLEMENTED = 12,
+    RPC_CODE_INTERNAL = 13,
+    RPC_CODE_UNAVAILABLE = 14,
+    RPC_CODE_DATA_LOSS = 15,
+    RPC_CODE_UNAUTHENTICATED = 16,
+} RpcCode;
+
+/* How a call ended. On the wire: grpc-status, grpc-message, and google.rpc.Status with exactly one ErrorInfo {reason, domain "viaduct.dev"} in
+ * grpc-status-details-bin (AIP-193), and RetryInfo when retry_after_ms > 0. */
+typedef struct RpcError {
+    RpcCode code;
+    char reason[64]; /* UPPER_SNAKE, stable: "JOB_EXISTS"; "" when the peer sent none */
+    char message[1024];
+    int64_t retry_after_ms; /* 0: none */
+} RpcError;
+
+RpcError rpc_error(RpcCode code, const char *reason, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+const char *rpc_code_name(RpcCode code); /* "NOT_FOUND" */
+
+/* ---------------------------------------------------------------- server */
+typedef struct RpcServer RpcServer;
+typedef struct RpcCall
+    RpcCall; /* one call on the server, alive until its `closed` callback returns */
+
+/* One method's handler. `request` is borrowed for the time of the callback. The handler (or something later on the loop) must end the call exactly
+ * once: rpc_call_reply for unary calls, rpc_call_send any number of times then rpc_call_end for server streams. */
+typedef void (*RpcHandler)(void *context, RpcCall *call, const ProtobufCMessage *request);
+
+typedef struct RpcMethod {
+    const ProtobufCServiceDescriptor *service;
+    const char *
+        name; /* "CreateJob", as in the descriptor; a method without a handler answers UNIMPLEMENTED */
+    RpcHandler handler;
+    bool server_stream; /* the response is a stream */
+} RpcMethod;
+
+typedef struct RpcServerOptions {
+    const char *address;      /* "127.0.0.1:0", "[::1]:7070": port 0 picks one */
+    const RpcMethod *methods; /* borrowed for the life of the server */
+    int num_methods;
+    void *context;             /* given to handlers */
+    int64_t message_bytes_max; /* larger requests are refused; 0: 4 MiB */
+} RpcServerOptions;
+
+Status rpc_server_create(Rpc *rpc, const RpcServerOptions *options,
+                         RpcServer **server_out) STATUS_CHECKED;
+int rpc_server_port(const RpcServer *server);
+/* Stops accepting, ends open streams with UNAVAILABLE, waits up to grace_ms for unary calls, then cancels; `done` is called once, after which the
+ * server is freed. */
+void rpc_server_shutdown(RpcServer *server, int64_t grace_ms, void (*done)(void *context),
+                         void *context);
+
+/* Ends a unary call with a message (encoded at once). */
+void rpc_call_reply(RpcCall *call, const ProtobufCMessage *response);
+/* Ends any call with an error. */
+void rpc_call_fail(RpcCall *call, const RpcError *error);
+/* One more message of a stream; queued, encoded at once. Returns how many messages wait to be written, so that a slow reader can be dropped. */
+int rpc_call_send(RpcCall *call, const ProtobufCMessage *message);
+/* Ends a stream with OK after what is queued. */
+void rpc_call_end(RpcCall *call);
+/* Called once when the client went away or the call ended (any way); the RpcCall is invalid after it returns. */
+void rpc_call_on_closed(RpcCall *call, void (*closed)(void *context, RpcCall *call), void *context);
+const char *rpc_call_peer(const RpcCall *call); /* "ipv4:127.0.0.1:52000" */
+
+/* ---------------------------------------------------------------- client */
+typedef struct RpcClient RpcClient;   /* a channel to one target */
+typedef struct RpcRequest RpcRequest; /* a call under way */
+
+/* Dials lazily and again after failures (back-off at most 5 s), pings every 20 s. */
+Status rpc_client_create(Rpc *rpc, const char *target, RpcClient **client_out) STATUS_CHECKED;
+/* Cancels calls under way (their callbacks run with CANCELLED before this returns or on the loop soon after), then frees. */
+void rpc_client_destroy(RpcClient *client);
+
+/* `response` is borrowed for the callback and NULL unless error->code is RPC_CODE_OK. Called exactly once. */
+typedef void (*RpcResponse)(void *context, const ProtobufCMessage *response, const RpcError *error);
+
+/* A unary call; the request is encoded at once. timeout_ms > 0. The returned handle (may be passed as NULL out) is valid until the callback. */
+Status rpc_client_call(RpcClient *client, const ProtobufCServiceDescriptor *service,
+                       const char *method, const ProtobufCMessage *request, int64_t timeout_ms,
+                       RpcResponse response, void *context,
+                       RpcRequest **request_out) STATUS_CHECKED;
+
+/* A server stream: `message` for each message, then `ended` exactly once. No deadline: keepalive finds dead peers. */
+typedef void (*RpcStreamMessage)(void *context, const ProtobufCMessage *message);
+typedef void (*RpcStreamEnded)(void *context, const RpcError *error);
+Status rpc_client_stream(RpcClient *client, const ProtobufCServiceDescriptor *service,
+                         const char *method, const ProtobufCMessage *request,
+                         RpcStreamMessage message, RpcStreamEnded ended, void *context,
+                         RpcRequest **request_out) STATUS_CHECKED;
+void rpc_request_cancel(RpcRequest *request);
+
+#endif
