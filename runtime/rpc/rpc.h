@@ -60,46 +60,64 @@ const char *rpc_code_name(RpcCode code); /* "NOT_FOUND" */
 
 /* ---------------------------------------------------------------- server */
 typedef struct RpcServer RpcServer;
-typedef struct RpcCall
-    RpcCall; /* one call on the server, alive until its `closed` callback returns */
+/* One call on the server. With a `closed` callback it is alive until that returns, and need not be
+ * ended after it. Without one it is alive until it is ended, even if the client has gone away by
+ * then, or until the server's shutdown is done. */
+typedef struct RpcCall RpcCall;
 
-/* One method's handler. `request` is borrowed for the time of the callback. The handler (or something later on the loop) must end the call exactly
- * once: rpc_call_reply for unary calls, rpc_call_send any number of times then rpc_call_end for server streams. */
+/* One method's handler. `request` is borrowed for the time of the callback. The handler (or something
+ * later on the loop) must end the call exactly once: rpc_call_reply for unary calls, rpc_call_send any
+ * number of times then rpc_call_end for server streams, or rpc_call_fail for either. */
 typedef void (*RpcHandler)(void *context, RpcCall *call, const ProtobufCMessage *request);
 
 typedef struct RpcMethod {
     const ProtobufCServiceDescriptor *service;
-    const char *
-        name; /* "CreateJob", as in the descriptor; a method without a handler answers UNIMPLEMENTED */
-    RpcHandler handler;
+    const char *name;   /* "CreateJob", as in the descriptor */
+    RpcHandler handler; /* NULL answers UNIMPLEMENTED, as do methods not listed */
     bool server_stream; /* the response is a stream */
 } RpcMethod;
+
+/* Methods that share a context of their own, when it is not the server's: health_service(). */
+typedef struct RpcService {
+    const RpcMethod *methods; /* borrowed for the life of the server */
+    int num_methods;
+    void *context;
+} RpcService;
 
 typedef struct RpcServerOptions {
     const char *address;      /* "127.0.0.1:0", "[::1]:7070": port 0 picks one */
     const RpcMethod *methods; /* borrowed for the life of the server */
     int num_methods;
     void *context;             /* given to handlers */
-    int64_t message_bytes_max; /* larger requests are refused; 0: 4 MiB */
+    int64_t message_bytes_max; /* larger requests get RESOURCE_EXHAUSTED; 0: 4 MiB; at most 1 GiB */
+    const RpcService *services; /* further methods; the array is read by rpc_server_create only */
+    int num_services;
 } RpcServerOptions;
 
+/* Listens and takes calls when it returns. STATUS_CONFLICT when the address cannot be bound,
+ * STATUS_INVALID when it names no port. */
 Status rpc_server_create(Rpc *rpc, const RpcServerOptions *options,
                          RpcServer **server_out) STATUS_CHECKED;
 int rpc_server_port(const RpcServer *server);
-/* Stops accepting, ends open streams with UNAVAILABLE, waits up to grace_ms for unary calls, then cancels; `done` is called once, after which the
+/* Stops accepting, ends open streams with UNAVAILABLE, waits up to grace_ms for unary calls, then
+ * cancels; `done` (may be NULL) is called once, on the loop, after all `closed` callbacks; by then the
  * server is freed. */
 void rpc_server_shutdown(RpcServer *server, int64_t grace_ms, void (*done)(void *context),
                          void *context);
 
 /* Ends a unary call with a message (encoded at once). */
 void rpc_call_reply(RpcCall *call, const ProtobufCMessage *response);
-/* Ends any call with an error. */
+/* Ends any call with an error. Messages of a stream that still wait are dropped: a reader that is too
+ * slow must not hold them. */
 void rpc_call_fail(RpcCall *call, const RpcError *error);
-/* One more message of a stream; queued, encoded at once. Returns how many messages wait to be written, so that a slow reader can be dropped. */
+/* One more message of a stream; queued, encoded at once. Returns how many messages wait to be written
+ * (0 once the client is gone), so that a slow reader can be dropped. */
 int rpc_call_send(RpcCall *call, const ProtobufCMessage *message);
 /* Ends a stream with OK after what is queued. */
 void rpc_call_end(RpcCall *call);
-/* Called once when the client went away or the call ended (any way); the RpcCall is invalid after it returns. */
+/* Called once when the client went away or the call ended (any way), on the loop; the RpcCall is
+ * invalid after it returns. To be set in the handler: set later, on a call whose client has gone by
+ * then, it runs before this returns. */
 void rpc_call_on_closed(RpcCall *call, void (*closed)(void *context, RpcCall *call), void *context);
 const char *rpc_call_peer(const RpcCall *call); /* "ipv4:127.0.0.1:52000" */
 
@@ -107,9 +125,11 @@ const char *rpc_call_peer(const RpcCall *call); /* "ipv4:127.0.0.1:52000" */
 typedef struct RpcClient RpcClient;   /* a channel to one target */
 typedef struct RpcRequest RpcRequest; /* a call under way */
 
-/* Dials lazily and again after failures (back-off at most 5 s), pings every 20 s. */
+/* Dials lazily and again after failures (back-off at most 5 s), pings every 20 s. `target` is host:port.
+ * STATUS_INVALID when it names no port. */
 Status rpc_client_create(Rpc *rpc, const char *target, RpcClient **client_out) STATUS_CHECKED;
-/* Cancels calls under way (their callbacks run with CANCELLED before this returns or on the loop soon after), then frees. */
+/* Cancels calls under way (their last callbacks run with CANCELLED before this returns), then frees. May
+ * be called in a callback of the client's own calls. */
 void rpc_client_destroy(RpcClient *client);
 
 /* `response` is borrowed for the callback and NULL unless error->code is RPC_CODE_OK. Called exactly once. */
