@@ -18,9 +18,15 @@
 #include "device/device.h"
 #include "tensor/tensor.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct Comm Comm;
+
+/* Started and not yet waited for, per comm and rank; STATUS_EXHAUSTED beyond. */
+enum {
+    COMM_REQUESTS_MAX = 64
+};
 
 typedef enum CommReduce {
     COMM_REDUCE_SUM,
@@ -41,23 +47,28 @@ typedef struct CommTransfer {
 typedef struct CommRequest {
     CommTransfer *transfers; /* borrowed until comm_wait returns */
     int num_transfers;
-    int64_t id;              /* of the backend */
+    int64_t id; /* of the backend */
 } CommRequest;
 
 typedef struct CommOps {
     const char *name;
-    /* Collective over the ranks listed; others must not call. The order of `ranks` (ranks of this comm) gives the new ranks. */
-    Status (*split)(Comm *comm, const int *ranks, int num_ranks, Comm **comm_out);
+    /* Collective over the ranks listed; others must not call. The order of `ranks` (ranks of this comm) gives the new ranks. The label is copied. */
+    Status (*split)(Comm *comm, const int *ranks, int num_ranks, const char *label,
+                    Comm **comm_out);
     void (*destroy)(Comm *comm);
     /* In place on `data` (`count` elements of F32 or F64), = the sum or the largest over the group. */
-    Status (*all_reduce)(Comm *comm, void *data, int64_t count, DType dtype, CommReduce reduce, Stream *stream);
+    Status (*all_reduce)(Comm *comm, void *data, int64_t count, DType dtype, CommReduce reduce,
+                         Stream *stream);
     /* `data` is the whole array; on entry rank r's part [begins[r], begins[r + 1]) (bytes, host memory, size + 1 entries) is valid, on return all. */
     Status (*all_gather)(Comm *comm, void *data, const int64_t *begins, Stream *stream);
     /* `data` is the whole array of F32; on return rank r's part [begins[r], begins[r + 1]) (bytes, multiples of 4) holds the sum; the rest is undefined. */
     Status (*reduce_scatter)(Comm *comm, void *data, const int64_t *begins, Stream *stream);
     Status (*broadcast)(Comm *comm, void *data, int64_t size_bytes, int root, Stream *stream);
+    /* Returns when all ranks have called it. */
+    Status (*barrier)(Comm *comm, Stream *stream);
     /* Starts sends and receives; does not wait for the peers. Copies what fits now. Reads send buffers and fills receive buffers in stream order. */
-    Status (*start)(Comm *comm, CommTransfer *transfers, int num_transfers, Stream *stream, CommRequest *request_out);
+    Status (*start)(Comm *comm, CommTransfer *transfers, int num_transfers, Stream *stream,
+                    CommRequest *request_out);
     /* Returns when all transfers of the request are done. While any wait of a rank lasts, all its started requests of all its comms move on. */
     Status (*wait)(Comm *comm, CommRequest *request, Stream *stream);
     /* Makes every present and later wait of every rank of the world return STATUS_ABORTED soon. `reason` is told to the others. Idempotent. */
@@ -66,8 +77,8 @@ typedef struct CommOps {
 
 struct Comm {
     const CommOps *ops;
-    int rank; /* this rank in the group */
-    int size; /* ranks in the group */
+    int rank;           /* this rank in the group */
+    int size;           /* ranks in the group */
     int64_t timeout_ms; /* deadline of one operation; inherited by splits */
     const char *label;  /* for errors: "world", "llm tp" */
     /* Counters for the books, own rank only, bytes of payload through comm_start since the beginning (not to itself). */
@@ -76,17 +87,24 @@ struct Comm {
     int64_t wait_ns; /* time spent waiting in comm_wait and collectives */
 };
 
-Status comm_split(Comm *comm, const int *ranks, int num_ranks, const char *label, Comm **comm_out) STATUS_CHECKED;
+Status comm_split(Comm *comm, const int *ranks, int num_ranks, const char *label,
+                  Comm **comm_out) STATUS_CHECKED;
 void comm_destroy(Comm *comm); /* NULL is fine; children before the parent */
-Status comm_all_reduce(Comm *comm, void *data, int64_t count, DType dtype, CommReduce reduce, Stream *stream) STATUS_CHECKED;
-Status comm_all_gather(Comm *comm, void *data, const int64_t *begins, Stream *stream) STATUS_CHECKED;
-Status comm_reduce_scatter(Comm *comm, void *data, const int64_t *begins, Stream *stream) STATUS_CHECKED;
-Status comm_broadcast(Comm *comm, void *data, int64_t size_bytes, int root, Stream *stream) STATUS_CHECKED;
+Status comm_all_reduce(Comm *comm, void *data, int64_t count, DType dtype, CommReduce reduce,
+                       Stream *stream) STATUS_CHECKED;
+Status comm_all_gather(Comm *comm, void *data, const int64_t *begins,
+                       Stream *stream) STATUS_CHECKED;
+Status comm_reduce_scatter(Comm *comm, void *data, const int64_t *begins,
+                           Stream *stream) STATUS_CHECKED;
+Status comm_broadcast(Comm *comm, void *data, int64_t size_bytes, int root,
+                      Stream *stream) STATUS_CHECKED;
 Status comm_barrier(Comm *comm, Stream *stream) STATUS_CHECKED;
-Status comm_start(Comm *comm, CommTransfer *transfers, int num_transfers, Stream *stream, CommRequest *request_out) STATUS_CHECKED;
+Status comm_start(Comm *comm, CommTransfer *transfers, int num_transfers, Stream *stream,
+                  CommRequest *request_out) STATUS_CHECKED;
 Status comm_wait(Comm *comm, CommRequest *request, Stream *stream) STATUS_CHECKED;
 /* start, then wait. */
-Status comm_exchange(Comm *comm, CommTransfer *transfers, int num_transfers, Stream *stream) STATUS_CHECKED;
+Status comm_exchange(Comm *comm, CommTransfer *transfers, int num_transfers,
+                     Stream *stream) STATUS_CHECKED;
 void comm_abort(Comm *comm, const char *reason);
 
 #endif
