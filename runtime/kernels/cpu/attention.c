@@ -1,0 +1,377 @@
+/* Attention in blocks of queries and keys: the products by gemm, the softmax between them in the cache.
+ *
+ * Legend: T tokens of one segment, W head width, Q queries and C keys of one block.
+ */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/row.h"
+
+#include <string.h>
+
+enum {
+    QUERIES_MAX = 64, /* of one block */
+    KEYS_MAX = 128,
+    SCORES_MAX = QUERIES_MAX * KEYS_MAX, /* 32 KB of stack */
+    PARALLEL_MIN = 1 << 18,              /* multiply-adds: some 5 us of one core */
+};
+
+static int64_t count_blocks(int64_t tokens, int64_t block_max)
+{
+    return (tokens + block_max - 1) / block_max;
+}
+
+static int kv_head_of(const AttentionShape *shape, int head)
+{
+    return (shape->first_head + head) / shape->group - shape->first_kv_head;
+}
+
+static int64_t segment_tokens(const AttentionShape *shape, int64_t segment)
+{
+    return shape->segment_begins[segment + 1] - shape->segment_begins[segment];
+}
+
+/* Checks the shape and tells whether the work is worth several threads. */
+static bool check_shape(const AttentionShape *shape)
+{
+    CHECK(shape->heads >= 0 && shape->kv_heads >= 0 && shape->head_width > 0 && shape->group > 0);
+    if (shape->heads > 0) {
+        CHECK(kv_head_of(shape, 0) >= 0);
+        CHECK(kv_head_of(shape, shape->heads - 1) < shape->kv_heads);
+    }
+    int64_t pairs = 0;
+    for (int64_t s = 0; s < shape->num_segments; s++) {
+        int64_t tokens = segment_tokens(shape, s);
+        CHECK(tokens >= 0);
+        pairs += tokens * tokens;
+    }
+    const int32_t *begins = shape->segment_begins;
+    CHECK(shape->num_segments == 0 ||
+          (begins[0] == 0 && begins[shape->num_segments] == shape->num_tokens));
+    return pairs * shape->heads * shape->head_width >= PARALLEL_MIN;
+}
+
+/* Keys of a block, which begins at `keys_begin`, that the query may see. */
+static int64_t count_visible(const AttentionShape *shape, int64_t query, Range keys)
+{
+    if (!shape->causal) {
+        return range_count(keys);
+    }
+    return range_count(range_intersect(keys, (Range){keys.begin, query + 1}));
+}
+
+typedef struct Forward {
+    float *out;         /* [N, H, W] */
+    float *log_sum_exp; /* [N, H] */
+    const float *q;     /* [N, H, W] */
+    const float *k;     /* [N, K, W] */
+    const float *v;     /* [N, K, W] */
+    const AttentionShape *shape;
+} Forward;
+
+/* The running softmax of one block of queries. */
+typedef struct Running {
+    float max[QUERIES_MAX];
+    float sum[QUERIES_MAX];
+} Running;
+
+static void scale_row(float *row, float factor, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        row[i] *= factor;
+    }
+}
+
+/* Scores [Q, C] become e^(score - max), 0 where masked; out [Q, W], summed under the old maximum, is brought to the new one. */
+static void soften_block(const AttentionShape *shape, float *scores, float *out, Range queries,
+                         Range keys, Running *running)
+{
+    int64_t cols = range_count(keys);
+    int64_t out_stride = (int64_t)shape->heads * shape->head_width;
+    for (int64_t i = 0; i < range_count(queries); i++) {
+        float *row = scores + i * cols;
+        int64_t visible = count_visible(shape, queries.begin + i, keys);
+        float old_max = running->max[i];
+        float row_largest = row_max(row, visible);
+        float max = row_largest > old_max ? row_largest : old_max;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < visible; j++) {
+            row[j] = vector_exp(row[j] - max);
+            sum += row[j];
+        }
+        memset(row + visible, 0, (size_t)(cols - visible) * sizeof *row);
+        float correction = vector_exp(old_max - max);
+        running->max[i] = max;
+        running->sum[i] = running->sum[i] * correction + sum;
+        if (keys.begin > 0) {
+            scale_row(out + i * out_stride, correction, shape->head_width);
+        }
+    }
+}
+
+/* One block of queries of one segment and head; ranges count from the segment's first token. */
+static bool forward_block(const Forward *f, int64_t segment, int head, Range queries)
+{
+    const AttentionShape *shape = f->shape;
+    int64_t width = shape->head_width;
+    int64_t q_stride = shape->heads * width;
+    int64_t kv_stride = shape->kv_heads * width;
+    int64_t first = shape->segment_begins[segment];
+    int64_t kv_offset = first * kv_stride + kv_head_of(shape, head) * width;
+    int64_t q_offset = (first + queries.begin) * q_stride + head * width;
+    int64_t tokens = segment_tokens(shape, segment);
+    int64_t key_blocks = count_blocks(tokens, KEYS_MAX);
+    int64_t rows = range_count(queries);
+    float scores[SCORES_MAX];
+    Running running;
+    for (int64_t i = 0; i < rows; i++) {
+        running.max[i] = -INFINITY;
+        running.sum[i] = 0.0f;
+    }
+    float *out = f->out + q_offset;
+    bool ok = true;
+    for (int64_t block = 0; block < key_blocks; block++) {
+        Range keys = range_part(tokens, key_blocks, block);
+        if (shape->causal && keys.begin >= queries.end) {
+            break;
+        }
+        int64_t cols = range_count(keys);
+        int64_t keys_offset = kv_offset + keys.begin * kv_stride;
+        const Gemm score = {.c = scores,
+                            .a = f->q + q_offset,
+                            .b = f->k + keys_offset,
+                            .c_stride = cols,
+                            .a_stride = q_stride,
+                            .b_stride = kv_stride,
+                            .m = rows,
+                            .n = cols,
+                            .k = width,
+                            .alpha = shape->scale,
+                            .transpose_b = true};
+        ok = gemm_compute(&score) && ok;
+        soften_block(shape, scores, out, queries, keys, &running);
+        const Gemm mix = {.c = out,
+                          .a = scores,
+                          .b = f->v + keys_offset,
+                          .c_stride = q_stride,
+                          .a_stride = cols,
+                          .b_stride = kv_stride,
+                          .m = rows,
+                          .n = width,
+                          .k = cols,
+                          .alpha = 1.0f,
+                          .beta = block > 0 ? 1.0f : 0.0f};
+        ok = gemm_compute(&mix) && ok;
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        float inverse = 1.0f / running.sum[i];
+        scale_row(out + i * q_stride, inverse, width);
+        f->log_sum_exp[(first + queries.begin + i) * shape->heads + head] =
+            running.max[i] + logf(running.sum[i]);
+    }
+    return ok;
+}
+
+Status attention_forward_cpu(float *out, float *log_sum_exp, const float *q, const float *k,
+                             const float *v, const AttentionShape *shape, Stream *stream)
+{
+    (void)stream;
+    bool parallel = check_shape(shape);
+    const Forward forward = {out, log_sum_exp, q, k, v, shape};
+    int64_t units = (int64_t)shape->num_segments * shape->heads;
+    int failed = 0;
+#pragma omp parallel for if (parallel) schedule(dynamic, 1) reduction(+ : failed)
+    for (int64_t unit = 0; unit < units; unit++) {
+        int64_t segment = unit / shape->heads;
+        int64_t tokens = segment_tokens(shape, segment);
+        int64_t blocks = count_blocks(tokens, QUERIES_MAX);
+        for (int64_t block = 0; block < blocks; block++) {
+            Range queries = range_part(tokens, blocks, block);
+            failed += !forward_block(&forward, segment, (int)(unit % shape->heads), queries);
+        }
+    }
+    if (failed > 0) {
+        return fail(STATUS_NO_MEMORY, "attention: matrix products failed in %d blocks", failed);
+    }
+    return STATUS_OK;
+}
+
+typedef struct Backward {
+    float *q_grad;            /* [N, H, W] */
+    float *k_grad;            /* [N, K, W] */
+    float *v_grad;            /* [N, K, W] */
+    const float *out_grad;    /* [N, H, W] */
+    const float *out;         /* [N, H, W] */
+    const float *log_sum_exp; /* [N, H] */
+    const float *q;           /* [N, H, W] */
+    const float *k;           /* [N, K, W] */
+    const float *v;           /* [N, K, W] */
+    const AttentionShape *shape;
+} Backward;
+
+/* One block of queries of one head against one block of keys. */
+typedef struct Block {
+    int64_t first; /* token of the batch that the segment begins with */
+    int head;
+    Range queries; /* from the segment's first token */
+    Range keys;
+    float mean_grad[QUERIES_MAX]; /* out_grad . out of each query */
+} Block;
+
+/* scores [Q, C] become the probabilities, and grads [Q, C], which come as out_grad v^T, the gradients of the scores:
+ * p = e^(score - log_sum_exp), grad = scale p (grad - out_grad . out). */
+static void unsoften_block(const Backward *b, const Block *block, float *scores, float *grads)
+{
+    const AttentionShape *shape = b->shape;
+    int64_t cols = range_count(block->keys);
+    for (int64_t i = 0; i < range_count(block->queries); i++) {
+        float *row = scores + i * cols;
+        float *grad = grads + i * cols;
+        int64_t query = block->queries.begin + i;
+        int64_t visible = count_visible(shape, query, block->keys);
+        float lse = b->log_sum_exp[(block->first + query) * shape->heads + block->head];
+        float mean_grad = block->mean_grad[i];
+        float scale = shape->scale;
+#pragma omp simd
+        for (int64_t j = 0; j < visible; j++) {
+            float p = vector_exp(row[j] - lse);
+            row[j] = p;
+            grad[j] = scale * p * (grad[j] - mean_grad);
+        }
+        memset(row + visible, 0, (size_t)(cols - visible) * sizeof *row);
+        memset(grad + visible, 0, (size_t)(cols - visible) * sizeof *grad);
+    }
+}
+
+static bool backward_block(const Backward *b, const Block *block)
+{
+    const AttentionShape *shape = b->shape;
+    int64_t width = shape->head_width;
+    int64_t q_stride = shape->heads * width;
+    int64_t kv_stride = shape->kv_heads * width;
+    int64_t q_at = (block->first + block->queries.begin) * q_stride + block->head * width;
+    int64_t kv_at =
+        (block->first + block->keys.begin) * kv_stride + kv_head_of(shape, block->head) * width;
+    int64_t rows = range_count(block->queries);
+    int64_t cols = range_count(block->keys);
+    float scores[SCORES_MAX];
+    float grads[SCORES_MAX];
+    /* scores = scale q k^T, grads = out_grad v^T */
+    Gemm inner = {.c = scores,
+                  .a = b->q + q_at,
+                  .b = b->k + kv_at,
+                  .c_stride = cols,
+                  .a_stride = q_stride,
+                  .b_stride = kv_stride,
+                  .m = rows,
+                  .n = cols,
+                  .k = width,
+                  .alpha = shape->scale,
+                  .transpose_b = true};
+    bool ok = gemm_compute(&inner);
+    inner.c = grads;
+    inner.a = b->out_grad + q_at;
+    inner.b = b->v + kv_at;
+    inner.alpha = 1.0f;
+    ok = gemm_compute(&inner) && ok;
+    unsoften_block(b, block, scores, grads);
+    /* v_grad += p^T out_grad, k_grad += grads^T q */
+    Gemm outer = {.c = b->v_grad + kv_at,
+                  .a = scores,
+                  .b = b->out_grad + q_at,
+                  .c_stride = kv_stride,
+                  .a_stride = cols,
+                  .b_stride = q_stride,
+                  .m = cols,
+                  .n = width,
+                  .k = rows,
+                  .alpha = 1.0f,
+                  .beta = 1.0f,
+                  .transpose_a = true};
+    ok = gemm_compute(&outer) && ok;
+    outer.c = b->k_grad + kv_at;
+    outer.a = grads;
+    outer.b = b->q + q_at;
+    ok = gemm_compute(&outer) && ok;
+    /* q_grad (+)= grads k */
+    const Gemm mix = {.c = b->q_grad + q_at,
+                      .a = grads,
+                      .b = b->k + kv_at,
+                      .c_stride = q_stride,
+                      .a_stride = cols,
+                      .b_stride = kv_stride,
+                      .m = rows,
+                      .n = width,
+                      .k = cols,
+                      .alpha = 1.0f,
+                      .beta = block->keys.begin > 0 ? 1.0f : 0.0f};
+    return gemm_compute(&mix) && ok;
+}
+
+static int backward_head(const Backward *b, int64_t segment, int head)
+{
+    const AttentionShape *shape = b->shape;
+    int64_t width = shape->head_width;
+    int64_t tokens = segment_tokens(shape, segment);
+    int64_t query_blocks = count_blocks(tokens, QUERIES_MAX);
+    int64_t key_blocks = count_blocks(tokens, KEYS_MAX);
+    Block block = {.first = shape->segment_begins[segment], .head = head};
+    int failed = 0;
+    for (int64_t i = 0; i < query_blocks; i++) {
+        block.queries = range_part(tokens, query_blocks, i);
+        for (int64_t r = block.queries.begin; r < block.queries.end; r++) {
+            int64_t at = ((block.first + r) * shape->heads + head) * width;
+            block.mean_grad[r - block.queries.begin] =
+                row_dot(b->out_grad + at, b->out + at, width);
+        }
+        for (int64_t j = 0; j < key_blocks; j++) {
+            block.keys = range_part(tokens, key_blocks, j);
+            if (shape->causal && block.keys.begin >= block.queries.end) {
+                break;
+            }
+            failed += !backward_block(b, &block);
+        }
+    }
+    return failed;
+}
+
+/* One key/value head of one segment, with all query heads that use it: their sums meet in one thread. */
+static int backward_kv_head(const Backward *b, int64_t segment, int kv_head)
+{
+    const AttentionShape *shape = b->shape;
+    int64_t width = shape->head_width;
+    for (int64_t i = shape->segment_begins[segment]; i < shape->segment_begins[segment + 1]; i++) {
+        int64_t at = (i * shape->kv_heads + kv_head) * width;
+        memset(b->k_grad + at, 0, (size_t)width * sizeof(float));
+        memset(b->v_grad + at, 0, (size_t)width * sizeof(float));
+    }
+    int failed = 0;
+    for (int head = 0; head < shape->heads; head++) {
+        if (kv_head_of(shape, head) == kv_head) {
+            failed += backward_head(b, segment, head);
+        }
+    }
+    return failed;
+}
+
+/* NOLINTNEXTLINE(readability-function-size): the parameters of the op. */
+Status attention_backward_cpu(float *q_grad, float *k_grad, float *v_grad, const float *out_grad,
+                              const float *out, const float *log_sum_exp, const float *q,
+                              const float *k, const float *v, const AttentionShape *shape,
+                              Stream *stream)
+{
+    (void)stream;
+    bool parallel = check_shape(shape);
+    const Backward backward = {q_grad, k_grad, v_grad, out_grad, out, log_sum_exp, q, k, v, shape};
+    int64_t units = (int64_t)shape->num_segments * shape->kv_heads;
+    int failed = 0;
+#pragma omp parallel for if (parallel) schedule(dynamic, 1) reduction(+ : failed)
+    for (int64_t unit = 0; unit < units; unit++) {
+        failed +=
+            backward_kv_head(&backward, unit / shape->kv_heads, (int)(unit % shape->kv_heads));
+    }
+    if (failed > 0) {
+        return fail(STATUS_NO_MEMORY, "attention: matrix products failed in %d blocks", failed);
+    }
+    return STATUS_OK;
+}

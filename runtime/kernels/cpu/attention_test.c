@@ -1,0 +1,248 @@
+#include "kernels/testing.h"
+
+typedef struct Reference {
+    AttentionShape shape;
+    double *q, *k, *v;
+    double *out_grad;
+    double *out;         /* [N, H, W] */
+    double *log_sum_exp; /* [N, H] */
+    double *scores;      /* [N], of one query */
+} Reference;
+
+static int64_t kv_head_of(const AttentionShape *s, int head)
+{
+    return (s->first_head + head) / s->group - s->first_kv_head;
+}
+
+static void attend(const Reference *r, int64_t first, int64_t last, int64_t query, int head)
+{
+    const AttentionShape *s = &r->shape;
+    int64_t width = s->head_width;
+    int64_t end = s->causal ? query + 1 : last;
+    const double *q = r->q + (query * s->heads + head) * width;
+    double sum = 0.0;
+    for (int64_t key = first; key < end; key++) {
+        const double *k = r->k + (key * s->kv_heads + kv_head_of(s, head)) * width;
+        double dot = 0.0;
+        for (int64_t i = 0; i < width; i++) {
+            dot += q[i] * k[i];
+        }
+        r->scores[key] = exp((double)s->scale * dot); /* small enough without a maximum */
+        sum += r->scores[key];
+    }
+    r->log_sum_exp[query * s->heads + head] = log(sum);
+    for (int64_t i = 0; i < width; i++) {
+        double out = 0.0;
+        for (int64_t key = first; key < end; key++) {
+            out +=
+                r->scores[key] / sum * r->v[(key * s->kv_heads + kv_head_of(s, head)) * width + i];
+        }
+        r->out[(query * s->heads + head) * width + i] = out;
+    }
+}
+
+static double loss(const void *context)
+{
+    const Reference *r = context;
+    const AttentionShape *s = &r->shape;
+    for (int segment = 0; segment < s->num_segments; segment++) {
+        int64_t first = s->segment_begins[segment];
+        int64_t last = s->segment_begins[segment + 1];
+        for (int64_t i = first * s->heads; i < last * s->heads; i++) {
+            attend(r, first, last, i / s->heads, (int)(i % s->heads));
+        }
+    }
+    double sum = 0.0;
+    for (int64_t i = 0; i < s->num_tokens * s->heads * s->head_width; i++) {
+        sum += r->out_grad[i] * r->out[i];
+    }
+    return sum;
+}
+
+typedef struct Result {
+    float *out, *log_sum_exp;
+    float *q_grad, *k_grad, *v_grad;
+} Result;
+
+static void check_shape(Fixture *f, AttentionShape shape)
+{
+    shape.scale = 1.0f / sqrtf((float)shape.head_width);
+    shape.num_tokens = shape.segment_begins[shape.num_segments];
+    int64_t queries = shape.num_tokens * shape.heads * shape.head_width;
+    int64_t keys = shape.num_tokens * shape.kv_heads * shape.head_width;
+    int64_t rows = shape.num_tokens * shape.heads;
+    const float *q = test_floats(f, 1, queries);
+    const float *k = test_floats(f, 2, keys);
+    const float *v = test_floats(f, 3, keys);
+    const float *out_grad = test_floats(f, 4, queries);
+    Result results[2];
+    for (int t = 0; t < 2; t++) {
+        omp_set_num_threads(t + 1);
+        Result *r = &results[t];
+        /* What is there before must not matter. */
+        *r = (Result){test_floats(f, 5, queries), test_floats(f, 6, rows),
+                      test_floats(f, 7, queries), test_floats(f, 8, keys), test_floats(f, 9, keys)};
+        assert_int_equal(
+            f->kernels->attention_forward(r->out, r->log_sum_exp, q, k, v, &shape, f->stream),
+            STATUS_OK);
+        assert_int_equal(f->kernels->attention_backward(r->q_grad, r->k_grad, r->v_grad, out_grad,
+                                                        r->out, r->log_sum_exp, q, k, v, &shape,
+                                                        f->stream),
+                         STATUS_OK);
+    }
+    const Result *got = &results[0];
+    assert_same_bits(got->out, results[1].out, queries);
+    assert_same_bits(got->q_grad, results[1].q_grad, queries);
+    assert_same_bits(got->k_grad, results[1].k_grad, keys);
+    assert_same_bits(got->v_grad, results[1].v_grad, keys);
+    Reference reference = {shape,
+                           test_doubles(f, q, queries),
+                           test_doubles(f, k, keys),
+                           test_doubles(f, v, keys),
+                           test_doubles(f, out_grad, queries),
+                           test_memory(f, queries, sizeof(double)),
+                           test_memory(f, rows, sizeof(double)),
+                           test_memory(f, shape.num_tokens, sizeof(double))};
+    (void)loss(&reference);
+    assert_all_near(got->out, reference.out, queries, 2e-6, "out");
+    assert_all_near(got->log_sum_exp, reference.log_sum_exp, rows, 2e-6, "log_sum_exp");
+    assert_gradient(loss, &reference, reference.q, queries, got->q_grad, NULL, 1e-5, "q_grad");
+    assert_gradient(loss, &reference, reference.k, keys, got->k_grad, NULL, 1e-5, "k_grad");
+    assert_gradient(loss, &reference, reference.v, keys, got->v_grad, NULL, 1e-5, "v_grad");
+}
+
+/* Segments of all kinds: empty, one token, less and more than a block of queries and of keys. */
+static const int32_t mixed[] = {0, 1, 1, 8, 73, 140, 141};
+static const int32_t longer[] = {0, 3, 304};
+
+static void test_plain_heads(void **state)
+{
+    for (int causal = 0; causal < 2; causal++) {
+        check_shape(*state, (AttentionShape){.segment_begins = mixed,
+                                             .num_segments = 6,
+                                             .heads = 3,
+                                             .kv_heads = 3,
+                                             .head_width = 8,
+                                             .group = 1,
+                                             .causal = causal});
+        check_shape(*state, (AttentionShape){.segment_begins = longer,
+                                             .num_segments = 2,
+                                             .heads = 2,
+                                             .kv_heads = 2,
+                                             .head_width = 10,
+                                             .group = 1,
+                                             .first_head = 4,
+                                             .first_kv_head = 4,
+                                             .causal = causal});
+    }
+}
+
+/* 9 query heads on 3 key/value heads, cut unevenly: heads 2..6 need key/value heads 0..2; and 4..5 only head 1. */
+static void test_grouped_heads_in_uneven_shards(void **state)
+{
+    for (int causal = 0; causal < 2; causal++) {
+        check_shape(*state, (AttentionShape){.segment_begins = mixed,
+                                             .num_segments = 6,
+                                             .heads = 5,
+                                             .kv_heads = 3,
+                                             .head_width = 6,
+                                             .group = 3,
+                                             .first_head = 2,
+                                             .first_kv_head = 0,
+                                             .causal = causal});
+        check_shape(*state, (AttentionShape){.segment_begins = mixed,
+                                             .num_segments = 6,
+                                             .heads = 2,
+                                             .kv_heads = 1,
+                                             .head_width = 128,
+                                             .group = 3,
+                                             .first_head = 4,
+                                             .first_kv_head = 1,
+                                             .causal = causal});
+    }
+}
+
+/* A key/value head that no local query head uses gets gradients of zero; no heads and no tokens do nothing. */
+static void test_nothing_to_do(void **state)
+{
+    static const int32_t none[] = {0, 0};
+    check_shape(*state, (AttentionShape){.segment_begins = mixed,
+                                         .num_segments = 6,
+                                         .heads = 1,
+                                         .kv_heads = 2,
+                                         .head_width = 8,
+                                         .group = 2,
+                                         .causal = true});
+    check_shape(*state, (AttentionShape){.segment_begins = mixed,
+                                         .num_segments = 6,
+                                         .kv_heads = 1,
+                                         .head_width = 8,
+                                         .group = 2});
+    check_shape(*state, (AttentionShape){.segment_begins = none,
+                                         .num_segments = 1,
+                                         .heads = 1,
+                                         .kv_heads = 1,
+                                         .head_width = 8,
+                                         .group = 1});
+    check_shape(
+        *state,
+        (AttentionShape){
+            .segment_begins = none, .heads = 1, .kv_heads = 1, .head_width = 8, .group = 1});
+}
+
+/* Scores in the hundreds: e^score alone would overflow, and most keys underflow to nothing. */
+static void test_large_scores(void **state)
+{
+    Fixture *f = *state;
+    static const int32_t begins[] = {0, 200};
+    const int64_t count = (int64_t)200 * 4;
+    float *q = test_floats(f, 1, count);
+    const float *k = test_floats(f, 2, count);
+    const float *v = test_floats(f, 3, count);
+    for (int64_t i = 0; i < count; i++) {
+        q[i] *= 100.0f;
+    }
+    float *out = test_memory(f, count, sizeof(float));
+    float *lse = test_memory(f, 200, sizeof(float));
+    const AttentionShape shape = {.segment_begins = begins,
+                                  .num_segments = 1,
+                                  .num_tokens = 200,
+                                  .heads = 1,
+                                  .kv_heads = 1,
+                                  .head_width = 4,
+                                  .group = 1,
+                                  .scale = 1.0f};
+    assert_int_equal(f->kernels->attention_forward(out, lse, q, k, v, &shape, f->stream),
+                     STATUS_OK);
+    for (int64_t i = 0; i < 200; i++) {
+        double scores[200];
+        double largest = -INFINITY;
+        for (int64_t j = 0; j < 200; j++) {
+            scores[j] = 0.0;
+            for (int64_t w = 0; w < 4; w++) {
+                scores[j] += (double)q[i * 4 + w] * (double)k[j * 4 + w];
+            }
+            largest = fmax(largest, scores[j]);
+        }
+        double sum = 0.0;
+        double mixed_v = 0.0;
+        for (int64_t j = 0; j < 200; j++) {
+            sum += exp(scores[j] - largest);
+            mixed_v += exp(scores[j] - largest) * (double)v[j * 4];
+        }
+        /* Scores of some 500 are rounded by 3e-5. */
+        assert_near((double)out[i * 4], mixed_v / sum, 5e-4, "out", i);
+        assert_near((double)lse[i], largest + log(sum), 1e-6, "log_sum_exp", i);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_plain_heads),
+        TEST(test_grouped_heads_in_uneven_shards),
+        TEST(test_nothing_to_do),
+        TEST(test_large_scores),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}
