@@ -1,5 +1,5 @@
-/* JobSpec: what a user asks for. The proto message is the one schema; this header gives its C types short names, fills
- * defaults in and checks a spec as a whole.
+/* JobSpec: what a user asks for. The proto message is the one schema; this header gives its C types
+ * short names, fills defaults in and checks a spec as a whole.
  *
  * Threading: pure functions; a resolved spec is read-only and may be shared.
  */
@@ -24,8 +24,8 @@ typedef Viaduct__V1__OptimizerSpec OptimizerSpec;
 typedef Viaduct__V1__CheckpointSpec CheckpointSpec;
 typedef Viaduct__V1__EvaluationSpec EvaluationSpec;
 
-/* Fills every zero that means "the default", in place; missing sub-messages are created (freed with the message by
- * viaduct__v1__job_spec__free_unpacked). A resolved spec resolves to itself. */
+/* Fills every zero that means "the default", in place; missing sub-messages are created (freed with
+ * the message by viaduct__v1__job_spec__free_unpacked). A resolved spec resolves to itself. */
 Status job_spec_resolve(JobSpec *spec) STATUS_CHECKED;
 
 /* One problem of a spec. */
@@ -34,9 +34,10 @@ typedef struct JobProblem {
     char message[256]; /* what was found, what was expected */
 } JobProblem;
 
-/* Checks a resolved spec whole: ranges, axes against heads and widths, names, the timeouts' hierarchy. Writes up to
- * `capacity` problems and returns how many there are in all; 0 = the spec is good. What is right but not built yet (cp, pp,
- * two modules on one pool) is a problem whose message begins with "not supported yet". */
+/* Checks a resolved spec whole: ranges, axes against heads and widths, names, the timeouts'
+ * hierarchy. Writes up to `capacity` problems and returns how many there are in all; 0 = the spec
+ * is good. What is right but not built yet (cp, pp, two modules on one pool) is a problem whose
+ * message begins with "not supported yet". */
 int job_spec_check(const JobSpec *spec, JobProblem *problems_out, int capacity);
 
 /* The module of that name, NULL if the spec has none. */
