@@ -1,8 +1,9 @@
-/* Param: the weights of a module on one rank: declared one by one, then laid in three flat buffers (value, gradient), so that reductions, norms and
- * the optimizer run over one array.
+/* Param: the weights of a module on one rank: declared one by one, then laid in two flat buffers (values,
+ * gradients), so that reductions, norms and the optimizer run over one array.
  *
- * Names and shapes are those of Hugging Face's LLaVA: weights [out, in]. A tensor-parallel rank holds one box of the global array: all of it, or a range of one dim.
- * Order: parameters stand in the flat buffers in the order declared, without gaps, so neighbours can be used as one matrix (q, k, v).
+ * Names and shapes are those of Hugging Face's LLaVA: weights [out, in]. A tensor-parallel rank holds one box
+ * of the global array: all of it, or a range of one dim.
+ * Order: parameters stand in the flat buffers in the order declared, without gaps.
  * Threading: owner thread.
  */
 #ifndef NN_PARAM_H
@@ -26,8 +27,9 @@ typedef struct ParamSpec {
     int64_t dims[TENSOR_DIMS_MAX]; /* global */
     int shard_dim;                 /* -1: every tp rank holds all of it */
     Range shard;                   /* of shard_dim, this rank */
-    bool grad_is_partial;          /* held by every tp rank, each with a part of the gradient: summed over tp before use */
-    bool decay;                    /* weight decay applies (matrices) */
+    /* Held by every tp rank, each with a part of the gradient: summed over tp before use. */
+    bool grad_is_partial;
+    bool decay; /* weight decay applies (matrices) */
     ParamInit init;
     float init_std;
 } ParamSpec;
@@ -37,7 +39,9 @@ typedef struct Param {
     Tensor value; /* local part */
     Tensor grad;
     int64_t offset; /* elements from the start of the flat buffers */
-    bool counts;    /* this rank's part counts in global sums over tp (norm, checkpoint): sharded, or tp rank 0 of a replicated one */
+    /* This rank's part counts in global sums over tp (norm, checkpoint): sharded, or tp rank 0 of a
+     * replicated one. */
+    bool counts;
 } Param;
 
 typedef struct ParamSet {
@@ -54,10 +58,12 @@ void param_set_init(ParamSet *set, Device *device);
 void param_set_done(ParamSet *set);
 
 /* Declares a parameter; *index_out names it until and after allocation. */
-Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts, int *index_out) STATUS_CHECKED;
+Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts,
+                     int *index_out) STATUS_CHECKED;
 /* Allocates the flat buffers (zeroed) and sets every value and grad view. */
 Status param_set_allocate(ParamSet *set) STATUS_CHECKED;
-/* Fills values: element i of the global array is a pure function of (seed, name, i), so every layout starts the same. */
+/* Fills values: element i of the global array is a pure function of (seed, name, i), so every layout starts
+ * the same. */
 Status param_set_fill(ParamSet *set, uint64_t seed, Stream *stream) STATUS_CHECKED;
 
 #endif
