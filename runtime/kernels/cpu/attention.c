@@ -6,8 +6,6 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/row.h"
 
-#include <string.h>
-
 enum {
     QUERIES_MAX = 64, /* of one block */
     KEYS_MAX = 128,
@@ -99,7 +97,7 @@ static void soften_block(const AttentionShape *shape, float *scores, float *out,
             row[j] = vector_exp(row[j] - max);
             sum += row[j];
         }
-        memset(row + visible, 0, (size_t)(cols - visible) * sizeof *row);
+        cpu_zero(row + visible, cols - visible);
         float correction = vector_exp(old_max - max);
         running->max[i] = max;
         running->sum[i] = running->sum[i] * correction + sum;
@@ -238,8 +236,8 @@ static void unsoften_block(const Backward *b, const Block *block, float *scores,
             row[j] = p;
             grad[j] = scale * p * (grad[j] - mean_grad);
         }
-        memset(row + visible, 0, (size_t)(cols - visible) * sizeof *row);
-        memset(grad + visible, 0, (size_t)(cols - visible) * sizeof *grad);
+        cpu_zero(row + visible, cols - visible);
+        cpu_zero(grad + visible, cols - visible);
     }
 }
 
@@ -342,8 +340,8 @@ static int backward_kv_head(const Backward *b, int64_t segment, int kv_head)
     int64_t width = shape->head_width;
     for (int64_t i = shape->segment_begins[segment]; i < shape->segment_begins[segment + 1]; i++) {
         int64_t at = (i * shape->kv_heads + kv_head) * width;
-        memset(b->k_grad + at, 0, (size_t)width * sizeof(float));
-        memset(b->v_grad + at, 0, (size_t)width * sizeof(float));
+        cpu_zero(b->k_grad + at, width);
+        cpu_zero(b->v_grad + at, width);
     }
     int failed = 0;
     for (int head = 0; head < shape->heads; head++) {

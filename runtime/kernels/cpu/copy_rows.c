@@ -1,14 +1,12 @@
 #include "kernels/cpu/cpu.h"
 
-#include <string.h>
-
 Status gather_rows_cpu(float *out, const float *x, const int32_t *index, int64_t n, int64_t d,
                        Stream *stream)
 {
     (void)stream;
 #pragma omp parallel for if (n * d >= CPU_PARALLEL_MIN) schedule(static)
     for (int64_t i = 0; i < n; i++) {
-        memcpy(out + i * d, x + index[i] * d, (size_t)d * sizeof *out);
+        cpu_copy(out + i * d, x + index[i] * d, d);
     }
     return STATUS_OK;
 }
@@ -19,7 +17,7 @@ Status scatter_rows_cpu(float *out, const float *x, const int32_t *index, int64_
     (void)stream;
 #pragma omp parallel for if (n * d >= CPU_PARALLEL_MIN) schedule(static)
     for (int64_t i = 0; i < n; i++) {
-        memcpy(out + index[i] * d, x + i * d, (size_t)d * sizeof *out);
+        cpu_copy(out + index[i] * d, x + i * d, d);
     }
     return STATUS_OK;
 }
@@ -30,7 +28,7 @@ Status copy_matrix_cpu(float *to, int64_t to_stride, const float *from, int64_t 
     (void)stream;
 #pragma omp parallel for if (rows * cols >= CPU_PARALLEL_MIN) schedule(static)
     for (int64_t i = 0; i < rows; i++) {
-        memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof *to);
+        cpu_copy(to + i * to_stride, from + i * from_stride, cols);
     }
     return STATUS_OK;
 }

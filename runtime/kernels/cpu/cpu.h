@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 
 #include <omp.h>
+#include <string.h>
 
 enum {
     /* Elements of work below which waking other threads (some 5 us) costs more than it saves. */
@@ -35,6 +36,21 @@ static inline Range cpu_thread_rows(int64_t begin, int64_t end)
 {
     Range part = range_part(end - begin, omp_get_num_threads(), omp_get_thread_num());
     return (Range){begin + part.begin, begin + part.end};
+}
+
+/* memcpy and memset of `count` floats; without any, the pointers may be NULL, which those two forbid. */
+static inline void cpu_copy(float *to, const float *from, int64_t count)
+{
+    if (count > 0) {
+        memcpy(to, from, (size_t)count * sizeof *to);
+    }
+}
+
+static inline void cpu_zero(float *to, int64_t count)
+{
+    if (count > 0) {
+        memset(to, 0, (size_t)count * sizeof *to);
+    }
 }
 
 Status matmul_cpu(const MatMul *matmul, Stream *stream) STATUS_CHECKED;

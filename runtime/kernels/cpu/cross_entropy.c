@@ -1,8 +1,6 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/row.h"
 
-#include <string.h>
-
 Status cross_entropy_max_cpu(float *max, const float *logits, int64_t n, int64_t v, Stream *stream)
 {
     (void)stream;
@@ -47,7 +45,7 @@ Status cross_entropy_finish_cpu(float *losses, float *logits, const float *max, 
         float *row = logits + i * v;
         if (labels[i] < 0) {
             losses[i] = 0.0f;
-            memset(row, 0, (size_t)v * sizeof *row);
+            cpu_zero(row, v);
             continue;
         }
         losses[i] = logf(sums[2 * i]) - sums[2 * i + 1];

@@ -117,7 +117,7 @@ static void check_size(Fixture *f, int64_t n, int64_t v, float magnitude)
     for (int64_t i = 0; i < n * v; i++) {
         bool counts = labels[i / v] >= 0;
         assert_true(counts || (grads[0][i] == 0.0f && losses[0][i / v] == 0.0f));
-        assert_near((double)grads[2][i], (double)grads[0][i], 1e-7, "sharded gradient", i);
+        assert_near((double)grads[2][i], (double)grads[0][i], 5e-7, "sharded gradient", i);
     }
 }
 

@@ -1,19 +1,16 @@
 #include "kernels/cpu/cpu.h"
 
-#include <string.h>
-
 Status embedding_forward_cpu(float *out, const float *table, const int32_t *ids, int64_t n,
                              int64_t d, int32_t first, int64_t v, Stream *stream)
 {
     (void)stream;
-    size_t row_bytes = (size_t)d * sizeof *out;
 #pragma omp parallel for if (n * d >= CPU_PARALLEL_MIN) schedule(static)
     for (int64_t i = 0; i < n; i++) {
         int64_t row = (int64_t)ids[i] - first;
         if (row >= 0 && row < v) {
-            memcpy(out + i * d, table + row * d, row_bytes);
+            cpu_copy(out + i * d, table + row * d, d);
         } else {
-            memset(out + i * d, 0, row_bytes);
+            cpu_zero(out + i * d, d);
         }
     }
     return STATUS_OK;

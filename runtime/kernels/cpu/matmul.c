@@ -7,8 +7,6 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
 
-#include <string.h>
-
 enum {
     TILE_ROWS_MAX = 256,
     TILE_COLS_MAX = 128,
@@ -52,13 +50,13 @@ static bool begin_tile(const MatMul *p, Range rows, Range cols)
     if (!p->bias && p->k > 0) {
         return false;
     }
-    size_t row_bytes = (size_t)range_count(cols) * sizeof(float);
+    int64_t count = range_count(cols);
     for (int64_t i = rows.begin; i < rows.end; i++) {
         float *c = p->c + i * p->n;
         if (!p->bias) {
-            memset(c + cols.begin, 0, row_bytes);
+            cpu_zero(c + cols.begin, count);
         } else if (!p->accumulate) {
-            memcpy(c + cols.begin, p->bias + cols.begin, row_bytes);
+            cpu_copy(c + cols.begin, p->bias + cols.begin, count);
         } else {
             for (int64_t j = cols.begin; j < cols.end; j++) {
                 c[j] += p->bias[j];

@@ -45,7 +45,9 @@ static void check_form(Fixture *f, Case size, int form)
     for (int64_t i = 0; i < size.m; i++) {
         for (int64_t j = 0; j < size.n; j++) {
             double want = element(&p, before, i, j);
-            assert_near((double)p.c[i * size.n + j], want, 2e-5, "c", i * size.n + j);
+            /* The rounding of k sums of standard normal products, some four times what it is on average. */
+            double tolerance = 2e-6 * sqrt((double)size.k + 4.0);
+            assert_near((double)p.c[i * size.n + j], want, tolerance, "c", i * size.n + j);
         }
     }
 }
@@ -82,7 +84,7 @@ static void test_long_sum_is_the_same_for_any_threads(void **state)
     assert_same_bits(results[0], results[1], m * n);
     assert_same_bits(results[0], results[2], m * n);
     for (int64_t i = 0; i < m * n; i += 97) {
-        assert_near((double)p.c[i], element(&p, NULL, i / n, i % n), 1e-4, "c", i);
+        assert_near((double)p.c[i], element(&p, NULL, i / n, i % n), 2e-4, "c", i);
     }
 }
 

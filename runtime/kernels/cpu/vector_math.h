@@ -54,7 +54,7 @@ static inline float vector_sigmoid(float x)
     return 1.0f / (1.0f + vector_exp(-x));
 }
 
-/* The upper tail of the standard normal distribution, 1 - Phi(|x|), within 2e-7, and the factor e^(-x^2 / 2) that its
+/* The upper tail of the standard normal distribution, 1 - Phi(|x|), within 3e-7, and the factor e^(-x^2 / 2) that its
  * density needs too. Abramowitz and Stegun 1964, formula 7.1.26. */
 static inline float vector_normal_tail(float x, float *exp_out)
 {
