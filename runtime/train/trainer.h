@@ -1,4 +1,5 @@
-/* Trainer: one rank of a job, from the first step to the last: plans, runs its schedule, votes, updates, evaluates, saves.
+/* Trainer: one rank of a job, from the first step to the last: plans, runs its schedule, votes,
+ * updates, evaluates, saves.
  *
  * It knows nothing of coordinator or RPC: a worker process and a test thread run the same trainer.
  * Threading: create, run and destroy on one thread (the step thread); trainer_stop from any.
@@ -16,16 +17,16 @@ typedef struct Trainer Trainer;
 
 /* What one step was; whole-job values, equal on all ranks. */
 typedef struct TrainerStep {
-    int64_t step;      /* 1 for the first */
-    bool committed;    /* false: discarded (a value was not finite); then `module` says where */
+    int64_t step;   /* 1 for the first */
+    bool committed; /* false: discarded (a value was not finite); then `module` says where */
     char module[32];
-    double loss;       /* nats per label over the whole step */
-    double grad_norm;  /* before clipping, over all modules */
+    double loss;      /* nats per label over the whole step */
+    double grad_norm; /* before clipping, over all modules */
     double learning_rate;
     int64_t samples, tokens, labels;
     double step_seconds;
-    double encoder_wait_seconds; /* mean over the encoder pool's ranks: waiting for rows' gradients */
-    double llm_wait_seconds;     /* mean over the LLM pool's ranks: waiting for rows */
+    double encoder_wait_seconds; /* for rows' gradients; mean over the encoder's ranks */
+    double llm_wait_seconds;     /* for rows; mean over the decoder's ranks */
     int64_t boundary_bytes;      /* payload between the pools, both directions, this step */
     int64_t boundary_bytes_min;  /* the lower bound */
 } TrainerStep;
@@ -48,16 +49,20 @@ typedef struct TrainerEvaluation {
 /* Called on the step thread; arguments are borrowed for the call. Any may be NULL. */
 typedef struct TrainerEvents {
     void *context;
-    void (*progress)(void *context, const char *operation, int64_t step, int microbatch); /* before each action: for stall and failure reports */
-    void (*step)(void *context, const TrainerStep *step);                                   /* on every rank */
-    void (*evaluation)(void *context, const TrainerEvaluation *evaluation);                 /* on the first rank of the llm */
-    void (*checkpoint)(void *context, int64_t step, const char *directory);                 /* on the first rank of the llm, once it is complete */
+    void (*progress)(void *context, const char *operation, int64_t step,
+                     int microbatch); /* before each action: for stall and failure reports */
+    void (*step)(void *context, const TrainerStep *step); /* on every rank */
+    void (*evaluation)(void *context,
+                       const TrainerEvaluation *evaluation); /* on the first rank of the llm */
+    void (*checkpoint)(
+        void *context, int64_t step,
+        const char *directory); /* on the first rank of the llm, once it is complete */
 } TrainerEvents;
 
 typedef struct TrainerOptions {
-    const JobSpec *spec; /* resolved and checked; borrowed */
-    Comm *world;         /* ranks: first the encoder's grid, then the llm's; borrowed */
-    Device *device;      /* borrowed */
+    const JobSpec *spec;             /* resolved and checked; borrowed */
+    Comm *world;                     /* ranks: first the encoder's grid, then the llm's; borrowed */
+    Device *device;                  /* borrowed */
     const ModuleOps *const *modules; /* those this program links */
     int num_modules;
     const char *resume_from; /* checkpoint directory, or NULL */
@@ -67,13 +72,15 @@ typedef struct TrainerOptions {
 Status trainer_create(const TrainerOptions *options, Trainer **trainer_out) STATUS_CHECKED;
 void trainer_destroy(Trainer *trainer);
 
-/* Runs all steps that are left. STATUS_ABORTED after trainer_stop. The failure message names step, microbatch and operation. */
+/* Runs all steps that are left. STATUS_ABORTED after trainer_stop. The failure message names step,
+ * microbatch and operation. */
 Status trainer_run(Trainer *trainer) STATUS_CHECKED;
 
 /* Ends the run soon, on all ranks of the world (it aborts the comm). Any thread, idempotent. */
 void trainer_stop(Trainer *trainer, const char *reason);
 
-/* For tests and verify: the module of this rank with its weights and, after a step, its gradients. */
+/* For tests and verify: the module of this rank with its weights and, after a step, its gradients.
+ * */
 Module *trainer_module(Trainer *trainer);
 /* For tests and verify: one step more; STATUS_NOT_FOUND when none is left. step_out may be NULL. */
 Status trainer_step(Trainer *trainer, TrainerStep *step_out) STATUS_CHECKED;

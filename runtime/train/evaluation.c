@@ -1,0 +1,285 @@
+#include "train/evaluation.h"
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "train/caption.h"
+
+#include <string.h>
+
+typedef enum EvaluationPass {
+    EVALUATION_RIGHT,
+    EVALUATION_SHUFFLED,
+    EVALUATION_CAPTIONS,
+    EVALUATION_PASS_COUNT,
+} EvaluationPass;
+
+struct Evaluation {
+    EvaluationOptions options;
+    Dataset *dataset;
+    StepSample *samples;
+    int64_t num_samples;
+    int64_t *order;    /* [num_samples] all of them */
+    int64_t *shuffled; /* [num_samples] whose images each sample gets */
+    int64_t *captions; /* [num_captions] samples spread over the data */
+    int num_captions;
+    StepSource sources[EVALUATION_PASS_COUNT];
+    Schedule schedules[EVALUATION_PASS_COUNT];
+};
+
+/* ---------------------------------------------------------------- what is shown */
+
+/* Of the samples with images each gets those of the one half the list away: neighbours are often
+ * alike. */
+static Status shuffle_images(Evaluation *evaluation)
+{
+    int64_t *with_images = NULL;
+    int64_t num = 0;
+    TRY(MEMORY_NEW(&with_images, evaluation->num_samples));
+    for (int64_t i = 0; i < evaluation->num_samples; i++) {
+        evaluation->shuffled[i] = i;
+        if (evaluation->samples[i].num_images > 0) {
+            with_images[num++] = i;
+        }
+    }
+    for (int64_t i = 0; i < num; i++) {
+        evaluation->shuffled[with_images[i]] = with_images[(i + (num + 1) / 2) % num];
+    }
+    memory_free(with_images);
+    return STATUS_OK;
+}
+
+static void set_sources(Evaluation *evaluation)
+{
+    const EvaluationOptions *options = &evaluation->options;
+    const JobSpec *spec = options->spec;
+    StepSource source = {
+        .seed = spec->training->seed,
+        .samples = evaluation->samples,
+        .num_samples = evaluation->num_samples,
+        .order = evaluation->order,
+        .num_ordered = evaluation->num_samples,
+        .batch = spec->training->global_batch,
+        .microbatches = spec->training->microbatches,
+        .encoder_dp = options->place->encoder.sizes[GRID_AXIS_DP],
+        .llm_dp = options->place->llm.sizes[GRID_AXIS_DP],
+        .rows_per_image = module_rows_per_image(spec->model),
+    };
+    evaluation->sources[EVALUATION_RIGHT] = source;
+    source.image_from = evaluation->shuffled;
+    evaluation->sources[EVALUATION_SHUFFLED] = source;
+    source.image_from = NULL;
+    source.order = evaluation->captions;
+    source.num_ordered = evaluation->num_captions;
+    source.batch = evaluation->num_captions > 0 ? evaluation->num_captions : 1;
+    source.microbatches = 1;
+    evaluation->sources[EVALUATION_CAPTIONS] = source;
+}
+
+static Status choose_samples(Evaluation *evaluation)
+{
+    int64_t count = evaluation->num_samples;
+    int64_t wanted = evaluation->options.spec->evaluation->captions;
+    evaluation->num_captions = (int)(wanted < count ? wanted : count);
+    TRY(feed_read_sizes(evaluation->dataset, &evaluation->samples));
+    TRY(MEMORY_NEW(&evaluation->order, count));
+    TRY(MEMORY_NEW(&evaluation->shuffled, count));
+    TRY(MEMORY_NEW(&evaluation->captions, evaluation->num_captions));
+    for (int64_t i = 0; i < count; i++) {
+        evaluation->order[i] = i;
+    }
+    for (int64_t i = 0; i < evaluation->num_captions; i++) {
+        evaluation->captions[i] = i * count / evaluation->num_captions;
+    }
+    return shuffle_images(evaluation);
+}
+
+static Status make_schedules(Evaluation *evaluation)
+{
+    const EvaluationOptions *options = &evaluation->options;
+    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
+        const ScheduleOptions schedule = {.graph = options->graph,
+                                          .microbatches = evaluation->sources[p].microbatches,
+                                          .window = options->window};
+        int module = options->place->is_encoder ? 0 : 1;
+        TRY(schedule_make(&schedule, module, &evaluation->schedules[p]));
+    }
+    return STATUS_OK;
+}
+
+static Status open_all(Evaluation *evaluation)
+{
+    const JobSpec *spec = evaluation->options.spec;
+    const DatasetOptions options = {
+        .patterns = spec->data->heldout,
+        .num_patterns = (int)spec->data->n_heldout,
+        .prompt = spec->data->prompt,
+        .rows_per_image = module_rows_per_image(spec->model),
+        .image_size = spec->model->vision->image_size,
+        .max_tokens = spec->model->llm->max_tokens,
+    };
+    TRY(dataset_open(&options, &evaluation->dataset));
+    evaluation->num_samples = dataset_count(evaluation->dataset);
+    if (evaluation->num_samples == 0) {
+        return fail(STATUS_INVALID, "data.heldout has no samples");
+    }
+    TRY(choose_samples(evaluation));
+    set_sources(evaluation);
+    return make_schedules(evaluation);
+}
+
+Status evaluation_open(const EvaluationOptions *options, Evaluation **evaluation_out)
+{
+    Evaluation *evaluation = NULL;
+    TRY(MEMORY_NEW(&evaluation, 1));
+    evaluation->options = *options;
+    Status status = open_all(evaluation);
+    if (status != STATUS_OK) {
+        evaluation_close(evaluation);
+        return status_trace(status, __FILE__, __LINE__);
+    }
+    *evaluation_out = evaluation;
+    return STATUS_OK;
+}
+
+void evaluation_close(Evaluation *evaluation)
+{
+    if (!evaluation) {
+        return;
+    }
+    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
+        schedule_done(&evaluation->schedules[p]);
+    }
+    dataset_close(evaluation->dataset);
+    memory_free(evaluation->samples);
+    memory_free(evaluation->order);
+    memory_free(evaluation->shuffled);
+    memory_free(evaluation->captions);
+    memory_free(evaluation);
+}
+
+static void widen(StepBounds *bounds, const StepBounds *other)
+{
+    const int64_t *from = &other->encoder_images;
+    int64_t *to = &bounds->encoder_images;
+    for (size_t i = 0; i < sizeof *bounds / sizeof *to; i++) {
+        to[i] = from[i] > to[i] ? from[i] : to[i];
+    }
+}
+
+Status evaluation_bounds(const Evaluation *evaluation, StepBounds *bounds_out)
+{
+    StepBounds all = {0};
+    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
+        StepBounds bounds;
+        TRY(step_plan_bounds(&evaluation->sources[p], &bounds));
+        if (p == EVALUATION_CAPTIONS) {
+            bounds.llm_tokens +=
+                bounds.llm_segments * evaluation->options.spec->evaluation->max_new_tokens;
+        }
+        widen(&all, &bounds);
+    }
+    *bounds_out = all;
+    return STATUS_OK;
+}
+
+uint64_t evaluation_data_hash(const Evaluation *evaluation)
+{
+    return dataset_hash(evaluation->dataset);
+}
+
+/* ---------------------------------------------------------------- passes */
+
+static Status open_feed(const Evaluation *evaluation, const Executor *executor, EvaluationPass pass,
+                        Feed **feed_out)
+{
+    const StepSource *source = &evaluation->sources[pass];
+    const FeedOptions options = {
+        .dataset = evaluation->dataset,
+        .source = source,
+        .place = evaluation->options.place,
+        .loader_threads = evaluation->options.spec->data->loader_threads,
+        .first_step = 1,
+        .last_step = step_plan_count(source),
+        .kind = 1 + (uint64_t)pass, /* 0 is training */
+        .timeout_ms = executor->timeout_ms,
+        .stop = executor->stop,
+    };
+    return feed_create(&options, feed_out);
+}
+
+/* Adds up the losses of this rank's replica over the whole data; every rank counts all labels. */
+static Status run_steps(Evaluation *evaluation, Executor *executor, EvaluationPass kind, Feed *feed,
+                        int64_t step, double *loss_sum, int64_t *labels)
+{
+    const ExecutorPass pass = {.schedule = &evaluation->schedules[kind],
+                               .feed = feed,
+                               .step = step,
+                               .label = "evaluation "};
+    int64_t steps = step_plan_count(&evaluation->sources[kind]);
+    for (int64_t i = 1; i <= steps; i++) {
+        feed_begin(feed, i);
+        TRY(executor_run(executor, &pass));
+        TRY(stream_wait(executor->stream, clock_deadline_in_ms(executor->timeout_ms)));
+        *loss_sum += executor->place->tp == 0 ? executor->loss_sum : 0.0;
+        *labels += feed_plan(feed)->num_labels;
+    }
+    return STATUS_OK;
+}
+
+static Status run_loss(Evaluation *evaluation, Executor *executor, EvaluationPass kind,
+                       int64_t step, double *loss_out, int64_t *labels_out)
+{
+    Feed *feed = NULL;
+    TRY(open_feed(evaluation, executor, kind, &feed));
+    Ballot ballot = {0};
+    int64_t labels = 0;
+    Status status = run_steps(evaluation, executor, kind, feed, step, &ballot.loss_sum, &labels);
+    feed_destroy(feed);
+    TRY(status);
+    TRY(vote_run(executor->world, &executor->ballot_device->encoder_square, &ballot,
+                 executor->stream, executor->timeout_ms));
+    *loss_out = labels > 0 ? ballot.loss_sum / (double)labels : 0.0;
+    *labels_out = labels;
+    return STATUS_OK;
+}
+
+static Status run_captions(Evaluation *evaluation, Executor *executor, int64_t step,
+                           TrainerEvaluation *result)
+{
+    if (evaluation->num_captions == 0) {
+        return STATUS_OK;
+    }
+    Feed *feed = NULL;
+    TRY(open_feed(evaluation, executor, EVALUATION_CAPTIONS, &feed));
+    feed_begin(feed, 1);
+    const CaptionRun run = {.executor = executor,
+                            .feed = feed,
+                            .dp = evaluation->options.dp,
+                            .encode = &evaluation->schedules[EVALUATION_CAPTIONS],
+                            .step = step,
+                            .max_new_tokens = evaluation->options.spec->evaluation->max_new_tokens,
+                            .max_tokens = evaluation->options.spec->model->llm->max_tokens};
+    Status status = caption_generate(&run, &result->captions, &result->num_captions);
+    feed_destroy(feed);
+    TRY(status);
+    return STATUS_OK;
+}
+
+Status evaluation_run(Evaluation *evaluation, Executor *executor, int64_t step,
+                      TrainerEvaluation *result_out)
+{
+    TrainerEvaluation result = {.step = step};
+    TRY(run_loss(evaluation, executor, EVALUATION_RIGHT, step, &result.heldout_loss,
+                 &result.labels));
+    TRY(run_loss(evaluation, executor, EVALUATION_SHUFFLED, step, &result.heldout_loss_shuffled,
+                 &result.labels));
+    TRY(run_captions(evaluation, executor, step, &result));
+    *result_out = result;
+    return STATUS_OK;
+}
+
+void evaluation_result_done(TrainerEvaluation *result)
+{
+    caption_free(result->captions, result->num_captions);
+    *result = (TrainerEvaluation){0};
+}
