@@ -1,7 +1,9 @@
-/* One training step (forward, backward, AdamW) of a ViT or a decoder, timed on demand: the child that bench/step.py drives.
+/* One training step (forward, backward, AdamW) of a ViT or a decoder, timed on demand: the child
+ * that bench/step.py drives.
  *
- * Usage: bench_step vit|decoder    then lines "run N" on standard input; each answers with the seconds that N steps took
- *        bench_step peak           prints the float32 GFLOP/s of a large matrix product
+ * Usage: bench_step vit|decoder    then lines "run N" on standard input; each answers with the
+ * seconds that N steps took bench_step peak           prints the float32 GFLOP/s of a large matrix
+ * product
  */
 #include "base/clock.h"
 #include "base/memory.h"

@@ -42,7 +42,8 @@ ExitCode job_input_read(const char *path, const ConfigList *settings, JobSpec **
     return code;
 }
 
-/* The part of a path that says most: the file's name, or its folder's where files are just called job.yaml. */
+/* The part of a path that says most: the file's name, or its folder's where files are just called
+ * job.yaml. */
 static const char *telling_part(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -1,5 +1,5 @@
-/* Legend: B images, P patches of an image, T = P + 1 with class token else P, N = B T tokens, R = B P rows, D
- * width, D2 width of the decoder, I = 3 patch^2 inputs of a patch. */
+/* Legend: B images, P patches of an image, T = P + 1 with class token else P, N = B T tokens, R = B
+ * P rows, D width, D2 width of the decoder, I = 3 patch^2 inputs of a patch. */
 #include "encoder_worker/vision_encoder.h"
 
 #include "base/memory.h"
@@ -386,8 +386,8 @@ static Status embed_forward(VisionEncoder *encoder, VisionSlot *slot, const Modu
                               encoder->width, layers->stream);
 }
 
-/* grad [N, D] of the sum. Pixels have no gradient; patches are cut again rather than kept: they are wider
- * than all else. */
+/* grad [N, D] of the sum. Pixels have no gradient; patches are cut again rather than kept: they are
+ * wider than all else. */
 static Status embed_backward(VisionEncoder *encoder, float *grad, const ModuleBatch *batch)
 {
     const LayerContext *layers = &encoder->layers;
@@ -429,7 +429,8 @@ static const float *block_input(const VisionSlot *slot, int block)
     return block == 0 ? slot->first : slot->blocks[block - 1].out;
 }
 
-/* *features_out [R, D]: the tokens themselves where there is no class token, else a copy in scratch. */
+/* *features_out [R, D]: the tokens themselves where there is no class token, else a copy in
+ * scratch. */
 static Status take_features(VisionEncoder *encoder, const VisionSlot *slot, int64_t images,
                             const float **features_out)
 {

@@ -1,8 +1,9 @@
 /* Vision encoder: CLIP's vision transformer (Radford et al. 2021) up to the feature layer, then the
  * projector: images in, rows for the decoder out.
  *
- * Parameters carry the names of Hugging Face's LLaVA 1.5. Layers after the feature layer, and the norm after
- * the last, do not exist here.
+ * Parameters carry the names of Hugging Face's LLaVA 1.5. Layers after the feature layer, and the
+ * norm after the last, do not exist here.
+ *
  * Threading: as train/module.h.
  */
 #ifndef ENCODER_WORKER_VISION_ENCODER_H

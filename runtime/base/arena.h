@@ -1,10 +1,11 @@
 /* Arena: carves one block of memory into pieces that die together.
  *
- * The block belongs to the caller and may be device memory: the arena keeps its books outside it. An
- * arena without a block (arena_init_measure) hands out no memory but counts, so that the function that
- * carves a structure also tells its size:
- *     Arena measure;  arena_init_measure(&measure);  acts_carve(&measure, dims, &acts);
- *     block of measure.used bytes;  arena_init(&arena, block, measure.used);  acts_carve(&arena, ...)
+ * The block belongs to the caller and may be device memory: the arena keeps its books outside it.
+ * An arena without a block (arena_init_measure) hands out no memory but counts, so that the
+ * function that carves a structure also tells its size: Arena measure;
+ * arena_init_measure(&measure);  acts_carve(&measure, dims, &acts); block of measure.used bytes;
+ * arena_init(&arena, block, measure.used);  acts_carve(&arena, ...)
+ *
  * Threading: one owner.
  */
 #ifndef BASE_ARENA_H
@@ -29,8 +30,9 @@ typedef struct Arena {
 void arena_init(Arena *arena, void *block, int64_t size_bytes);
 void arena_init_measure(Arena *arena);
 
-/* `size_bytes` bytes aligned to ARENA_ALIGNMENT, not zeroed. Running out is our own bug (the size was
- * computed by the same carving), hence a CHECK. While measuring, the pointer must not be dereferenced. */
+/* `size_bytes` bytes aligned to ARENA_ALIGNMENT, not zeroed. Running out is our own bug (the size
+ * was computed by the same carving), hence a CHECK. While measuring, the pointer must not be
+ * dereferenced. */
 void *arena_take(Arena *arena, int64_t size_bytes);
 
 /* Gives back everything taken since `used` was read. */

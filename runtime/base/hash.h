@@ -1,5 +1,5 @@
-/* Hash: 64-bit FNV-1a with a final mix, for names, caches and plan agreement between ranks. Not for security.
- * Threading: pure functions.
+/* Hash: 64-bit FNV-1a with a final mix, for names, caches and plan agreement between ranks. Not for
+ * security. Threading: pure functions.
  */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H

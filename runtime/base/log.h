@@ -1,7 +1,9 @@
 /* Log: lines for people on standard error: time, level, role, rank, step, message.
  *
  * Only main files and the RPC edge log errors; libraries return Status.
- * Threading: any thread; a line is written with one write(2). Level and context are process-wide, the step per thread.
+ *
+ * Threading: any thread; a line is written with one write(2). Level and context are process-wide,
+ * the step per thread.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H

@@ -1,5 +1,6 @@
-/* Memory: the heap of the host, with failure as a Status. Owned by the caller, freed with memory_free.
- * Large tensors do not come from here but from device/.
+/* Memory: the heap of the host, with failure as a Status. Owned by the caller, freed with
+ * memory_free. Large tensors do not come from here but from device/.
+ *
  * Threading: any thread.
  */
 #ifndef BASE_MEMORY_H
@@ -16,7 +17,8 @@ Status memory_alloc(size_t count, size_t element_bytes, void **out) STATUS_CHECK
 #define MEMORY_NEW(pointer_out, count) \
     memory_alloc((size_t)(count), sizeof **(pointer_out), (void **)(pointer_out))
 
-/* Grows *array to hold at least `count` elements (doubling), keeping its content. New elements are not zeroed. */
+/* Grows *array to hold at least `count` elements (doubling), keeping its content. New elements are
+ * not zeroed. */
 Status memory_grow(void **array, size_t *capacity, size_t count,
                    size_t element_bytes) STATUS_CHECKED;
 

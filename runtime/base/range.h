@@ -1,5 +1,5 @@
-/* Range: half-open intervals of indices, and how a length is cut into parts without a divisibility rule.
- * Threading: pure functions.
+/* Range: half-open intervals of indices, and how a length is cut into parts without a divisibility
+ * rule. Threading: pure functions.
  */
 #ifndef BASE_RANGE_H
 #define BASE_RANGE_H

@@ -1,10 +1,11 @@
 /* Status: how every fallible function of the project reports failure.
  *
- * The first function to see a failure returns fail(CODE, "what, where, expected, what to do"); callers
- * pass it on with TRY(call), which adds their place to the trail. Message and trail are kept per
- * thread, until the next fail() or status_clear() of that thread.
- * Threading: each thread has its own message; a Status value can be passed between threads, its message
- * only as a copy.
+ * The first function to see a failure returns fail(CODE, "what, where, expected, what to do");
+ * callers pass it on with TRY(call), which adds their place to the trail. Message and trail are
+ * kept per thread, until the next fail() or status_clear() of that thread.
+ *
+ * Threading: each thread has its own message; a Status value can be passed between threads, its
+ * message only as a copy.
  */
 #ifndef BASE_STATUS_H
 #define BASE_STATUS_H

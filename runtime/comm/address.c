@@ -113,7 +113,8 @@ bool address_is_wildcard(const Address *address)
 socklen_t address_unix(const Address *address, struct sockaddr_un *name_out)
 {
     *name_out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    /* A leading zero byte makes the name abstract: it lives in the network namespace, not in a folder. */
+    /* A leading zero byte makes the name abstract: it lives in the network namespace, not in a
+     * folder. */
     int length = snprintf(name_out->sun_path + 1, sizeof name_out->sun_path - 1, "viaduct-comm-%s",
                           address->text);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);

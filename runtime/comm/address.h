@@ -29,7 +29,8 @@ Status address_of_socket(int fd, Address *address_out) STATUS_CHECKED;
 
 bool address_is_wildcard(const Address *address);
 
-/* The abstract Unix socket that goes with a TCP address; returns its length for bind and connect. */
+/* The abstract Unix socket that goes with a TCP address; returns its length for bind and connect.
+ */
 socklen_t address_unix(const Address *address, struct sockaddr_un *name_out);
 
 /* No delay for small messages; a host that vanished is noticed by the kernel within seconds. */

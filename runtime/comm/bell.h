@@ -1,8 +1,11 @@
-/* Bell: how a thread that waits for rings is woken, also by another process: one futex word in shared memory.
+/* Bell: how a thread that waits for rings is woken, also by another process: one futex word in
+ * shared memory.
  *
- * The sleeper:  armed = bell_arm(bell);  looks at its rings once more;  bell_sleep(bell, armed, deadline).
- * The others:   publish data (or room) with a sequentially consistent store, then bell_ring(bell).
- * Either the sleeper's second look sees what was published, or the ringer sees the sleeper: no wake-up is lost.
+ * The sleeper:  armed = bell_arm(bell);  looks at its rings once more;  bell_sleep(bell, armed,
+ * deadline). The others:   publish data (or room) with a sequentially consistent store, then
+ * bell_ring(bell). Either the sleeper's second look sees what was published, or the ringer sees the
+ * sleeper: no wake-up is lost.
+ *
  * Threading: one sleeper; anybody may ring.
  */
 #ifndef COMM_BELL_H

@@ -35,14 +35,16 @@ void control_send(const CommEndpoint *endpoint, const Channel *channel, ControlK
         rights->cmsg_len = CMSG_LEN(sizeof(int));
         memcpy(CMSG_DATA(rights), &fd_to_pass, sizeof(int));
     }
-    /* A handful of messages in a connection's life always fit into its buffer; if the connection is broken, its end tells the peer. */
+    /* A handful of messages in a connection's life always fit into its buffer; if the connection is
+     * broken, its end tells the peer. */
     ssize_t sent = sendmsg(channel_fd(endpoint, channel), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)sent;
 }
 
 static void handle_memory(HostWorld *world, int from, int *fd)
 {
-    /* Only the lowest rank of the host gives memory, and once; which rank that is this one may not know yet. */
+    /* Only the lowest rank of the host gives memory, and once; which rank that is this one may not
+     * know yet. */
     if (*fd >= 0 && world->memory_fd < 0 && from < world->member.rank) {
         world->memory_fd = *fd;
         world->memory_from = from;
@@ -199,7 +201,8 @@ bool lane_is_drained(Channel *channel)
     return channel->is_out_over || ring_peek(&channel->drain, &from) == 0;
 }
 
-/* A socket of which nothing is wanted must leave epoll: the end of a connection is reported in any case, again and again. */
+/* A socket of which nothing is wanted must leave epoll: the end of a connection is reported in any
+ * case, again and again. */
 static void update_interest(CommEndpoint *endpoint, Channel *channel)
 {
     uint32_t events = 0;

@@ -8,8 +8,9 @@
 #include <string.h>
 
 enum {
-    /* Up to here (bytes to all peers together) each rank sends its whole array to all and sums for itself: one exchange instead of two.
-     * Must fit into a ring, since nobody reads before it has sent. */
+    /* Up to here (bytes to all peers together) each rank sends its whole array to all and sums for
+     * itself: one exchange instead of two. Must fit into a ring, since nobody reads before it has
+     * sent. */
     WHOLE_BYTES_MAX = 16 << 10,
 };
 
@@ -36,7 +37,8 @@ static const char *const operation_names[GROUP_OPERATION_COUNT] = {
     [GROUP_OPERATION_SPLIT] = "split",
 };
 
-/* The exchange under way; the part that differs per peer is in PeerStep. Ranges are bytes of `data`. */
+/* The exchange under way; the part that differs per peer is in PeerStep. Ranges are bytes of
+ * `data`. */
 typedef struct Collective {
     Group *group;
     FrameHeader header; /* what all must agree on */
@@ -44,8 +46,8 @@ typedef struct Collective {
     Range own;      /* what this rank sums; empty: nothing */
     int64_t summed; /* bytes of `own` done */
     Range outgoing; /* the result that this rank sends to all; empty: none */
-    bool
-        is_whole; /* everybody sums everything: `own` is also what is sent, so it may change only after that */
+    bool is_whole;  /* everybody sums everything: `own` is also what is sent, so it may change only
+                       after that */
 } Collective;
 
 static const char *operation_name(const FrameHeader *header)
@@ -151,7 +153,8 @@ static void send_to(Collective *collective, int peer, bool *moved)
     }
 }
 
-/* How many bytes of the own part lie ready at all peers, where, in rank order; 0: somebody has to send first. */
+/* How many bytes of the own part lie ready at all peers, where, in rank order; 0: somebody has to
+ * send first. */
 static int64_t gather_sources(Collective *collective)
 {
     Group *group = collective->group;
@@ -173,7 +176,8 @@ static int64_t gather_sources(Collective *collective)
     return ready;
 }
 
-/* Sums what lies ready, straight from the rings. Pieces start aligned, so a piece's end is the only place for half an element. */
+/* Sums what lies ready, straight from the rings. Pieces start aligned, so a piece's end is the only
+ * place for half an element. */
 static void sum_ready(Collective *collective, bool *moved)
 {
     Group *group = collective->group;

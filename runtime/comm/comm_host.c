@@ -154,7 +154,8 @@ static bool greet(HostWorld *world, const Channel *channel, int fd, int64_t dead
     return reply_out->magic == HELLO_MAGIC;
 }
 
-/* A socket to the peer, over the Unix socket if it is in the same network namespace; -1: not now. */
+/* A socket to the peer, over the Unix socket if it is in the same network namespace; -1: not now.
+ */
 static int reach(HostWorld *world, const Channel *channel, int64_t deadline_ns, bool *is_unix_out)
 {
     const Address *address = &world->addresses[channel->peer];
@@ -164,7 +165,8 @@ static int reach(HostWorld *world, const Channel *channel, int64_t deadline_ns, 
     if (fd < 0) {
         int64_t attempt_ns = clock_deadline_in_ms(CONNECT_MS);
         tcp_fd = address_connect_tcp(address, attempt_ns < deadline_ns ? attempt_ns : deadline_ns);
-        /* An endpoint listens on its Unix socket before its TCP port: if it came up just now, the Unix socket is there by now. */
+        /* An endpoint listens on its Unix socket before its TCP port: if it came up just now, the
+         * Unix socket is there by now. */
         fd = tcp_fd >= 0 && may_be_unix ? address_connect_unix(address) : -1;
     }
     *is_unix_out = fd >= 0;

@@ -1,5 +1,7 @@
-/* The host backend of comm: ranks are processes; rings in shared memory between ranks that can reach each other's abstract Unix socket (one
- * network namespace), TCP between others. A socket to each peer is its sign of life: its end wakes every wait at once.
+/* The host backend of comm: ranks are processes; rings in shared memory between ranks that can
+ * reach each other's abstract Unix socket (one network namespace), TCP between others. A socket to
+ * each peer is its sign of life: its end wakes every wait at once.
+ *
  * Threading: an endpoint's own thread accepts and watches; the rest as comm.h.
  */
 #ifndef COMM_COMM_HOST_H
@@ -10,8 +12,9 @@
 /* Where a process can be reached, for its whole life; worlds come and go on it. */
 typedef struct CommEndpoint CommEndpoint;
 
-/* Listens on `address` ("host:port", port 0 picks one; "[::1]:0" for IPv6) and on an abstract Unix socket derived from it. The host is
- * the one under which peers reach this process: a wildcard (0.0.0.0) is STATUS_INVALID. */
+/* Listens on `address` ("host:port", port 0 picks one; "[::1]:0" for IPv6) and on an abstract Unix
+ * socket derived from it. The host is the one under which peers reach this process: a wildcard
+ * (0.0.0.0) is STATUS_INVALID. */
 Status comm_endpoint_open(const char *address, CommEndpoint **endpoint_out) STATUS_CHECKED;
 /* After all its worlds are destroyed; NULL is fine. */
 void comm_endpoint_close(CommEndpoint *endpoint);
@@ -27,7 +30,8 @@ typedef struct CommHostWorld {
     uint64_t key;
     int64_t timeout_ms; /* one operation */
     int64_t connect_timeout_ms;
-    /* This rank reaches all others over TCP, even where it could share memory (tests, measurements). */
+    /* This rank reaches all others over TCP, even where it could share memory (tests,
+     * measurements). */
     bool tcp_only;
 } CommHostWorld;
 

@@ -1,4 +1,5 @@
-/* The host backend among processes: killed peers, strangers at the port, members that do not come, hosts that share no memory. */
+/* The host backend among processes: killed peers, strangers at the port, members that do not come,
+ * hosts that share no memory. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "comm/comm_host.h"
@@ -65,7 +66,8 @@ static void send_report(int fd, const Job *job, Status status)
     }
 }
 
-/* A child: opens its endpoint, joins the world, and does the same sums as all others until something happens. */
+/* A child: opens its endpoint, joins the world, and does the same sums as all others until
+ * something happens. */
 static void child_run(Job *job, int to_parent, int from_parent)
 {
     alarm(60);
@@ -179,7 +181,8 @@ static void kill_one(const Job *jobs)
             fail_msg("rank %d: %s", rank, report.message);
         }
     }
-    /* Enough for the others to be asleep in the sum that waits for the victim; it is right without, too. */
+    /* Enough for the others to be asleep in the sum that waits for the victim; it is right without,
+     * too. */
     (void)address_wait(children[VICTIM].from, POLLIN, clock_deadline_in_ms(30));
     int64_t killed_ns = clock_now_ns();
     assert_int_equal(kill(children[VICTIM].pid, SIGKILL), 0);
@@ -247,7 +250,8 @@ static bool run_ip(const char *format, const char *first, const char *second)
     return system(command) == 0;
 }
 
-/* Two hosts made of network namespaces with a cable between them: ranks 0, 2 on one, 1, 3 on the other. */
+/* Two hosts made of network namespaces with a cable between them: ranks 0, 2 on one, 1, 3 on the
+ * other. */
 static void test_killed_peer_two_hosts(void **state)
 {
     (void)state;
@@ -343,7 +347,8 @@ static void test_missing_member(void **state)
     close_pair(joiners);
 }
 
-/* The same key with another list of members is refused at once; another key (an old epoch) is not answered. */
+/* The same key with another list of members is refused at once; another key (an old epoch) is not
+ * answered. */
 static void test_wrong_members(void **state)
 {
     (void)state;
@@ -448,8 +453,8 @@ static void *use_run(void *argument)
     return NULL;
 }
 
-/* Garbage, a half Hello, silence, and a good Hello that is nobody's: more of them than the endpoint keeps, while a world connects
- * and works. */
+/* Garbage, a half Hello, silence, and a good Hello that is nobody's: more of them than the endpoint
+ * keeps, while a world connects and works. */
 static void test_strangers(void **state)
 {
     (void)state;
@@ -496,7 +501,8 @@ static void test_strangers(void **state)
     close_pair(joiners);
 }
 
-/* Two worlds of different epochs live side by side on the same endpoints; the end of one does not touch the other. */
+/* Two worlds of different epochs live side by side on the same endpoints; the end of one does not
+ * touch the other. */
 static void test_two_worlds(void **state)
 {
     (void)state;

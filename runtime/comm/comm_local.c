@@ -27,8 +27,8 @@ typedef struct LocalMember {
 
 /* Shared by all ranks; the last to leave frees it. */
 struct LocalWorld {
-    pthread_mutex_t
-        lock; /* guards what follows, and keeps members from being freed while others tell them something */
+    pthread_mutex_t lock; /* guards what follows, and keeps members from being freed while others
+                             tell them something */
     int size;
     int num_here;
     LocalMember *members; /* [size] */

@@ -1,5 +1,6 @@
-/* The local backend of comm: ranks are threads of one process. Tests and `viaduct verify` run on it.
- * Threading: create once, then each rank's Comm goes to its own thread; destroy each in its thread.
+/* The local backend of comm: ranks are threads of one process. Tests and `viaduct verify` run on
+ * it. Threading: create once, then each rank's Comm goes to its own thread; destroy each in its
+ * thread.
  */
 #ifndef COMM_COMM_LOCAL_H
 #define COMM_COMM_LOCAL_H

@@ -1,4 +1,5 @@
-/* The conformance suite of comm: every test runs over every backend and several world sizes, ranks as threads. */
+/* The conformance suite of comm: every test runs over every backend and several world sizes, ranks
+ * as threads. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/range.h"
@@ -145,7 +146,8 @@ static void run_everywhere(int size_min, int64_t timeout_ms, Body *body)
     }
 }
 
-/* Element `i` of rank `r`'s array `array`: magnitudes over six decades, so that another order of adding gives another sum. */
+/* Element `i` of rank `r`'s array `array`: magnitudes over six decades, so that another order of
+ * adding gives another sum. */
 static double element(uint64_t array, int r, int64_t i)
 {
     Rng rng = {.seed = SEED, .stream = array * 64 + (uint64_t)r};
@@ -217,7 +219,8 @@ static bool reduce_once(Rank *rank, int64_t count, DType dtype, CommReduce reduc
     return true;
 }
 
-/* Counts below the number of ranks, odd, around the limit of the one-exchange path, and larger than all rings together. */
+/* Counts below the number of ranks, odd, around the limit of the one-exchange path, and larger than
+ * all rings together. */
 static bool all_reduce_body(Rank *rank)
 {
     const int64_t counts[] = {0, 1, 2, 3, 7, 63, 1000, 1024, 1025, 4096, 4097, 30011, 400003};
@@ -333,7 +336,8 @@ static bool check_members(Rank *rank, Comm *comm, double expected_sum)
     return true;
 }
 
-/* Even and odd ranks part, listed backwards; then each group parts again into its first rank and the rest. */
+/* Even and odd ranks part, listed backwards; then each group parts again into its first rank and
+ * the rest. */
 static bool split_body(Rank *rank)
 {
     int mine[SIZE_MAX_TESTED] = {0};
@@ -364,7 +368,8 @@ static bool split_body(Rank *rank)
     REQUIRE(check_members(rank, quarter, quarter_sum));
     REQUIRE(check_members(rank, half, sum));
     REQUIRE(check_members(rank, rank->comm, rank->size * (rank->size - 1) / 2.0));
-    /* One of two overlapping groups: ranks {0, 1}, then {1, 2}, ...; sequence numbers of the world must stay in step. */
+    /* One of two overlapping groups: ranks {0, 1}, then {1, 2}, ...; sequence numbers of the world
+     * must stay in step. */
     for (int r = 0; r + 1 < rank->size; r++) {
         Comm *pair = NULL;
         int ranks[] = {r, r + 1};
@@ -386,7 +391,8 @@ static void test_split(void **state)
     run_everywhere(1, 60000, split_body);
 }
 
-/* Every rank starts many requests with every other, far more bytes than the rings hold, before anybody waits; waits go backwards. */
+/* Every rank starts many requests with every other, far more bytes than the rings hold, before
+ * anybody waits; waits go backwards. */
 static bool many_requests_body(Rank *rank)
 {
     enum {
@@ -459,7 +465,8 @@ static Message random_message(int round, int index, int size)
                      .size_bytes = (int64_t)rng_below(rng, at + 3, bound)};
 }
 
-/* One rank's share of a random pattern, cut into requests of random lengths, of which up to eight are under way. */
+/* One rank's share of a random pattern, cut into requests of random lengths, of which up to eight
+ * are under way. */
 static bool random_round(Rank *rank, Comm *comm, int round)
 {
     CommTransfer transfers[2 * NUM_MESSAGES];
@@ -525,7 +532,8 @@ static void test_random_transfers(void **state)
     run_everywhere(1, 60000, random_body);
 }
 
-/* Rank 0 waits in a barrier of one comm for what rank 1 does only after a transfer of another comm, larger than its ring, is through. */
+/* Rank 0 waits in a barrier of one comm for what rank 1 does only after a transfer of another comm,
+ * larger than its ring, is through. */
 static bool progress_body(Rank *rank)
 {
     enum {
@@ -573,7 +581,8 @@ static bool count_mismatch_body(Rank *rank)
     return true;
 }
 
-/* The last rank broadcasts from another root: two ranks wait for each other's data, without a header for a hang. */
+/* The last rank broadcasts from another root: two ranks wait for each other's data, without a
+ * header for a hang. */
 static bool root_mismatch_body(Rank *rank)
 {
     double data[8] = {0};
@@ -754,7 +763,8 @@ static void test_abort(void **state)
     run_everywhere(1, 60000, abort_body);
 }
 
-/* Rank 0 sends, takes part in a sum and leaves in good order: nothing of it is lost; only then is it missed. */
+/* Rank 0 sends, takes part in a sum and leaves in good order: nothing of it is lost; only then is
+ * it missed. */
 static bool leave_body(Rank *rank)
 {
     enum {

@@ -193,7 +193,8 @@ static Verdict judge(CommEndpoint *endpoint, const Watch *guest, Channel **chann
     return channel->was_connected ? VERDICT_TAKEN : VERDICT_ACCEPTED;
 }
 
-/* Reads on in the guest's Hello; when it is complete the guest gets an answer and becomes a channel or leaves. */
+/* Reads on in the guest's Hello; when it is complete the guest gets an answer and becomes a channel
+ * or leaves. */
 static void hear_guest(CommEndpoint *endpoint, int watch)
 {
     Watch *guest = &endpoint->watches[watch];
@@ -339,7 +340,8 @@ static void *endpoint_run(void *argument)
     return NULL;
 }
 
-/* A listening socket in the table; is_unix: the abstract one that goes with the endpoint's address. */
+/* A listening socket in the table; is_unix: the abstract one that goes with the endpoint's address.
+ */
 static Status listen_on(CommEndpoint *endpoint, bool is_unix)
 {
     struct sockaddr_un unix_name;
@@ -361,8 +363,8 @@ static Status listen_on(CommEndpoint *endpoint, bool is_unix)
             fail(errno == EADDRINUSE ? STATUS_CONFLICT : STATUS_IO, "cannot listen on %s%s: %s",
                  endpoint->address.text, is_unix ? " (Unix socket)" : "", strerror(errno));
     }
-    /* The Unix name needs the port, and a peer that reaches the TCP port takes a missing Unix socket for another host: so the
-     * TCP socket is bound first, and listens last. */
+    /* The Unix name needs the port, and a peer that reaches the TCP port takes a missing Unix
+     * socket for another host: so the TCP socket is bound first, and listens last. */
     if (status == STATUS_OK && !is_unix) {
         status = address_of_socket(fd, &endpoint->address);
     }

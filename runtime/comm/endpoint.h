@@ -1,10 +1,14 @@
-/* Endpoint, inside: the thread that accepts connections, watches signs of life and pumps bytes between TCP sockets and rings.
+/* Endpoint, inside: the thread that accepts connections, watches signs of life and pumps bytes
+ * between TCP sockets and rings.
  *
- * Each pair of ranks of a world has one control channel (a Unix socket where they share memory, else TCP), which carries the end of the
- * world: failures, goodbyes, and by its own end a death. Ranks on different hosts have one TCP channel more per group and lane; the thread moves
- * its bytes from and to rings in this process, so that the rank sees rings only.
- * A connection begins with a Hello that names world, group, lane and both ranks; whoever says anything else is cut off.
- * Threading: everything here is guarded by endpoint->lock, except a ring's other side, which is its rank's.
+ * Each pair of ranks of a world has one control channel (a Unix socket where they share memory,
+ * else TCP), which carries the end of the world: failures, goodbyes, and by its own end a death.
+ * Ranks on different hosts have one TCP channel more per group and lane; the thread moves its bytes
+ * from and to rings in this process, so that the rank sees rings only. A connection begins with a
+ * Hello that names world, group, lane and both ranks; whoever says anything else is cut off.
+ *
+ * Threading: everything here is guarded by endpoint->lock, except a ring's other side, which is its
+ * rank's.
  */
 #ifndef COMM_ENDPOINT_H
 #define COMM_ENDPOINT_H
@@ -160,7 +164,8 @@ void channel_adopt(CommEndpoint *endpoint, Channel *channel, int watch);
 /* Ends our direction; the socket is closed when the peer ended its own, or soon. */
 void channel_disconnect(CommEndpoint *endpoint, Channel *channel);
 
-/* Sends one message without waiting; a peer that is gone is noticed elsewhere. `fd_to_pass`: -1 for none. */
+/* Sends one message without waiting; a peer that is gone is noticed elsewhere. `fd_to_pass`: -1 for
+ * none. */
 void control_send(const CommEndpoint *endpoint, const Channel *channel, ControlKind kind,
                   Status code, const char *text, int fd_to_pass);
 /* What epoll reported for the channel. */

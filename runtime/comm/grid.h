@@ -1,5 +1,5 @@
-/* Grid: a module's axes over a run of consecutive global ranks. tp varies fastest, then cp, then dp, then pp.
- * Threading: pure functions on plain data.
+/* Grid: a module's axes over a run of consecutive global ranks. tp varies fastest, then cp, then
+ * dp, then pp. Threading: pure functions on plain data.
  */
 #ifndef COMM_GRID_H
 #define COMM_GRID_H
@@ -30,7 +30,8 @@ bool grid_contains(const Grid *grid, int rank);
 GridCoords grid_coords(const Grid *grid, int rank);
 int grid_rank(const Grid *grid, GridCoords coords);
 
-/* The ranks that share all coordinates of `rank` but that of `axis`, ascending; ranks_out[sizes[axis]]. Returns their number. */
+/* The ranks that share all coordinates of `rank` but that of `axis`, ascending;
+ * ranks_out[sizes[axis]]. Returns their number. */
 int grid_axis_ranks(const Grid *grid, int rank, GridAxis axis, int *ranks_out);
 
 #endif

@@ -164,7 +164,8 @@ void group_destroy(Comm *comm)
     Group *group = (Group *)comm;
     Member *member = group->member;
     bool is_world = group->id == 0;
-    /* This rank may be gone before the news of a failure arrives from where it was seen; it must not look like the cause. */
+    /* This rank may be gone before the news of a failure arrives from where it was seen; it must
+     * not look like the cause. */
     char text[FAILURE_TEXT_BYTES];
     Status failure = member_failure(member, text);
     if (failure != STATUS_OK) {

@@ -1,5 +1,7 @@
-/* Group: the Comm of the backends local and host: links to all other ranks, and what runs over them. What differs between the two (how
- * links come to be, how signs of life are read) is in MemberOps; from here on there is one code path, hence the same sums.
+/* Group: the Comm of the backends local and host: links to all other ranks, and what runs over
+ * them. What differs between the two (how links come to be, how signs of life are read) is in
+ * MemberOps; from here on there is one code path, hence the same sums.
+ *
  * Threading: as comm.h.
  */
 #ifndef COMM_GROUP_H
@@ -42,9 +44,9 @@ typedef struct FrameHeader {
     uint8_t dtype;
     uint8_t unused;
     int32_t root;
-    uint32_t sender; /* rank in the group */
-    uint64_t
-        sequence; /* collectives: calls on this comm before; transfers: messages between the pair before */
+    uint32_t sender;   /* rank in the group */
+    uint64_t sequence; /* collectives: calls on this comm before; transfers: messages between the
+                          pair before */
     int64_t count;     /* elements; bytes of a broadcast or transfer; members of a split */
     uint64_t digest;   /* of begins, or of a split's members and label; a transfer's tag */
     GroupOffer offer;  /* splits only; not compared */
@@ -97,7 +99,8 @@ Status group_create(Member *member, const CommOps *ops, const char *label, int r
 /* Frees it; its links are closed already. */
 void group_free(Group *group);
 
-/* Rings of a group among ranks that share memory: rings[from][to][lane] in one region of zeroed pages. */
+/* Rings of a group among ranks that share memory: rings[from][to][lane] in one region of zeroed
+ * pages. */
 int64_t group_region_bytes(int size);
 void group_link_shared(Group *group, int peer, char *region, Bell *peer_bell);
 

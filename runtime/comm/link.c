@@ -15,8 +15,8 @@ void link_wake(Link *link)
     } else if (bell_claim(link->bell)) {
         uint64_t one = 1;
         ssize_t written = write(link->event_fd, &one, sizeof one);
-        (void)
-            written; /* fails only when the counter is full: then the thread is being woken anyway */
+        (void)written; /* fails only when the counter is full: then the thread is being woken anyway
+                        */
     }
 }
 

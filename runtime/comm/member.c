@@ -10,8 +10,9 @@
 #include <string.h>
 
 enum {
-    /* With a core per rank the answer comes within a few yields; with more ranks than cores each yield lets another rank work. Only
-     * then is a sleep and the peer's system call to end it the cheaper way. */
+    /* With a core per rank the answer comes within a few yields; with more ranks than cores each
+     * yield lets another rank work. Only then is a sleep and the peer's system call to end it the
+     * cheaper way. */
     YIELDS_BEFORE_SLEEP = 40,
 };
 
@@ -163,7 +164,8 @@ static void name_missing(const Operation *operation, char *text, size_t text_byt
     }
 }
 
-/* A peer that left did everything it had to for the calls that both made: what it sent lies in the ring, what we sent was taken. */
+/* A peer that left did everything it had to for the calls that both made: what it sent lies in the
+ * ring, what we sent was taken. */
 static bool is_peer_missed(const Group *group, int peer, Lane lane, PeerNeed need)
 {
     Link *link = &group->peers[peer].links[lane];

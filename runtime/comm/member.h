@@ -1,7 +1,9 @@
-/* Member: one rank's view of its world: who is there, who is gone, what went wrong, and how the rank waits.
+/* Member: one rank's view of its world: who is there, who is gone, what went wrong, and how the
+ * rank waits.
  *
- * A world's first failure ends it for everybody: it is kept here with its text, told to all other members, and every present and later
- * operation of the rank returns it.
+ * A world's first failure ends it for everybody: it is kept here with its text, told to all other
+ * members, and every present and later operation of the rank returns it.
+ *
  * Threading: owned by the rank's thread. member_abort and member_note_*: any thread.
  */
 #ifndef COMM_MEMBER_H
@@ -86,11 +88,12 @@ typedef struct Operation {
 Status member_init(Member *member, const MemberOps *ops, int rank, int size) STATUS_CHECKED;
 void member_done(Member *member);
 
-/* Runs the operation to its end, moving all requests of the rank meanwhile. A failure is the world's. */
+/* Runs the operation to its end, moving all requests of the rank meanwhile. A failure is the
+ * world's. */
 Status operation_run(const Operation *operation) STATUS_CHECKED;
 
-/* Records the failure of `operation` on the group if it is the world's first, tells the others, and returns what is recorded as this
- * thread's status. */
+/* Records the failure of `operation` on the group if it is the world's first, tells the others, and
+ * returns what is recorded as this thread's status. */
 Status member_fail(const Group *group, const char *operation, Status code,
                    const char *text) STATUS_CHECKED;
 

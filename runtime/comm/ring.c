@@ -78,8 +78,8 @@ bool ring_consume(Ring *ring, int64_t size_bytes)
     if (atomic_load(&ring->shared->is_starved) == 0) {
         return false;
     }
-    /* Waking for every few bytes would cost more than it moves. A consumer that wants more has emptied the ring, so the
-     * producer is always woken in the end. */
+    /* Waking for every few bytes would cost more than it moves. A consumer that wants more has
+     * emptied the ring, so the producer is always woken in the end. */
     uint64_t unread = atomic_load(&ring->shared->written) - ring->position;
     return unread <= ring->capacity / 4 * 3 && atomic_exchange(&ring->shared->is_starved, 0) != 0;
 }

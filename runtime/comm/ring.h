@@ -1,9 +1,13 @@
-/* Ring: bytes from one producer to one consumer through shared memory, without locks and without waiting.
+/* Ring: bytes from one producer to one consumer through shared memory, without locks and without
+ * waiting.
  *
- * Layout: one page with both positions on cache lines of their own, then `capacity` bytes (a power of two). Fresh zeroed memory is an
- * empty ring; pages are touched as bytes first pass through them. Each side keeps its own position privately and checks what it reads of
- * the other's: a position that cannot be makes the ring broken, never an access outside of it.
- * What travels is cut into pieces that start at multiples of RING_ALIGNMENT, so that numbers can be used where they lie.
+ * Layout: one page with both positions on cache lines of their own, then `capacity` bytes (a power
+ * of two). Fresh zeroed memory is an empty ring; pages are touched as bytes first pass through
+ * them. Each side keeps its own position privately and checks what it reads of the other's: a
+ * position that cannot be makes the ring broken, never an access outside of it. What travels is cut
+ * into pieces that start at multiples of RING_ALIGNMENT, so that numbers can be used where they
+ * lie.
+ *
  * Threading: one producer, one consumer, each with its own Ring over the same memory.
  */
 #ifndef COMM_RING_H
@@ -46,14 +50,17 @@ static inline int64_t ring_padded(int64_t size_bytes)
     return (size_bytes + RING_ALIGNMENT - 1) / RING_ALIGNMENT * RING_ALIGNMENT;
 }
 
-/* `memory` holds ring_total_bytes(capacity) bytes, zeroed before either side attached, aligned to a cache line. */
+/* `memory` holds ring_total_bytes(capacity) bytes, zeroed before either side attached, aligned to a
+ * cache line. */
 void ring_attach(Ring *ring, void *memory, int64_t capacity);
 
-/* Producer. Room in one piece; *to_out is where it lies. No room at all marks the producer as starved. */
+/* Producer. Room in one piece; *to_out is where it lies. No room at all marks the producer as
+ * starved. */
 int64_t ring_space(Ring *ring, char **to_out);
 /* Publishes what was put there. */
 void ring_commit(Ring *ring, int64_t size_bytes);
-/* Copies in up to `size_bytes` and publishes; returns how many. `data` NULL: leaves the bytes as they are (padding). */
+/* Copies in up to `size_bytes` and publishes; returns how many. `data` NULL: leaves the bytes as
+ * they are (padding). */
 int64_t ring_write(Ring *ring, const void *data, int64_t size_bytes);
 
 /* Consumer. Readable bytes in one piece; *from_out is where they lie. */

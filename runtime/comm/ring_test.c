@@ -62,7 +62,8 @@ static void test_model(void **state)
     assert_false(producer.is_broken || consumer.is_broken);
 }
 
-/* Positions that cannot be, as a damaged or hostile peer would leave them, make the ring broken and give access to nothing. */
+/* Positions that cannot be, as a damaged or hostile peer would leave them, make the ring broken and
+ * give access to nothing. */
 static void test_broken_positions(void **state)
 {
     (void)state;

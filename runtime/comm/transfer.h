@@ -1,5 +1,7 @@
-/* Transfer: comm_start and comm_wait over a group's links. Between a pair messages go in the order in which they were listed; each has
- * a header {tag, size} that the receiver compares with what it listed.
+/* Transfer: comm_start and comm_wait over a group's links. Between a pair messages go in the order
+ * in which they were listed; each has a header {tag, size} that the receiver compares with what it
+ * listed.
+ *
  * Threading: as comm.h.
  */
 #ifndef COMM_TRANSFER_H

@@ -1,7 +1,10 @@
-/* Device: where tensors live and kernels run: memory, streams, events. Backends: cpu; cuda as a plugin.
+/* Device: where tensors live and kernels run: memory, streams, events. Backends: cpu; cuda as a
+ * plugin.
  *
- * A stream runs what is put on it in order. On the CPU it runs at once, in the calling thread; code written
- * against this header must be right for both. The device owns its streams' resources; callers own what they create.
+ * A stream runs what is put on it in order. On the CPU it runs at once, in the calling thread; code
+ * written against this header must be right for both. The device owns its streams' resources;
+ * callers own what they create.
+ *
  * Threading: a device may be used by many threads; a stream and its events belong to one.
  */
 #ifndef DEVICE_DEVICE_H
@@ -32,9 +35,11 @@ typedef struct DeviceOps {
     void (*free_host)(Device *device, void *memory, int64_t size_bytes);
     Status (*stream_create)(Device *device, Stream **stream_out);
     void (*stream_destroy)(Stream *stream);
-    /* Blocks the calling thread until all put on the stream before is done. Reports errors of that work. */
+    /* Blocks the calling thread until all put on the stream before is done. Reports errors of that
+     * work. */
     Status (*stream_wait)(Stream *stream, int64_t deadline_ns);
-    /* Does not block; either side may be host or device memory; both must live until the stream passed it. */
+    /* Does not block; either side may be host or device memory; both must live until the stream
+     * passed it. */
     Status (*copy)(Stream *stream, void *to, const void *from, int64_t size_bytes);
     Status (*zero)(Stream *stream, void *memory, int64_t size_bytes);
     Status (*event_create)(Device *device, Event **event_out);
@@ -53,7 +58,8 @@ struct Stream {
     Device *device;
 };
 
-/* Opens device `index` of a backend: "cpu", "cuda". Owned: device_close. STATUS_UNSUPPORTED when it is not built in. */
+/* Opens device `index` of a backend: "cpu", "cuda". Owned: device_close. STATUS_UNSUPPORTED when it
+ * is not built in. */
 Status device_open(const char *backend, int index, Device **device_out) STATUS_CHECKED;
 void device_close(Device *device);
 

@@ -1,9 +1,11 @@
-/* Attention: self attention over packed sequences with grouped query heads: q, k, v projections, rotary
- * positions if wanted, attention, output projection, residual. Over tp the query heads are cut by range_part.
+/* Attention: self attention over packed sequences with grouped query heads: q, k, v projections,
+ * rotary positions if wanted, attention, output projection, residual. Over tp the query heads are
+ * cut by range_part.
  *
- * Key/value heads follow the query heads: where every cut falls between groups each rank holds the key/value
- * heads of its query heads; else every rank holds all k and v weights, uses the heads its query heads need,
- * and the gradients are partial sums. A rank without heads adds zeros.
+ * Key/value heads follow the query heads: where every cut falls between groups each rank holds the
+ * key/value heads of its query heads; else every rank holds all k and v weights, uses the heads its
+ * query heads need, and the gradients are partial sums. A rank without heads adds zeros.
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_ATTENTION_H
@@ -69,7 +71,8 @@ Status attention_forward(const LayerContext *context, const Attention *attention
                          const AttentionActs *acts, const Sequences *sequences, float *out,
                          const float *x, const float *residual) STATUS_CHECKED;
 
-/* x_grad [N, D] = the gradient through the projections, summed over tp; the residual's is out_grad [N, D] itself. */
+/* x_grad [N, D] = the gradient through the projections, summed over tp; the residual's is out_grad
+ * [N, D] itself. */
 Status attention_backward(const LayerContext *context, const Attention *attention,
                           const AttentionActs *acts, const AttentionScratch *scratch,
                           const Sequences *sequences, float *x_grad, const float *out_grad,

@@ -1,5 +1,7 @@
-/* Block: one pre-norm transformer layer: mid = x + attention(norm1(x)); out = mid + mlp(norm2(mid)). The
- * vision encoder and the decoder are stacks of it. Over tp: one sum after each half, forward and backward.
+/* Block: one pre-norm transformer layer: mid = x + attention(norm1(x)); out = mid +
+ * mlp(norm2(mid)). The vision encoder and the decoder are stacks of it. Over tp: one sum after each
+ * half, forward and backward.
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_BLOCK_H

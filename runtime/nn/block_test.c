@@ -1,5 +1,5 @@
-/* A block on one rank against finite differences, and on 2 to 5 ranks against one rank. The sequences are
- * packed and of uneven lengths. */
+/* A block on one rank against finite differences, and on 2 to 5 ranks against one rank. The
+ * sequences are packed and of uneven lengths. */
 #include "base/memory.h"
 #include "nn/block.h"
 #include "nn/testing.h"
@@ -144,7 +144,8 @@ static Status forward(const LayerContext *context, Fixture *f)
 
 /* ---- finite differences ---- */
 
-/* loss = sum of out * testing_value(2000, i), so that the output's gradient is what open_fixture sets. */
+/* loss = sum of out * testing_value(2000, i), so that the output's gradient is what open_fixture
+ * sets. */
 static Status loss_of(const LayerContext *context, Fixture *f, double *loss_out)
 {
     TRY(forward(context, f));
@@ -156,8 +157,9 @@ static Status loss_of(const LayerContext *context, Fixture *f, double *loss_out)
     return STATUS_OK;
 }
 
-/* The slope of the loss along a random direction in `values` [count] against grad . direction. Float32 leaves
- * a few digits: eps^2 of curvature and 1e-7 / eps of rounding; a wrong formula is off by tens of percent. */
+/* The slope of the loss along a random direction in `values` [count] against grad . direction.
+ * Float32 leaves a few digits: eps^2 of curvature and 1e-7 / eps of rounding; a wrong formula is
+ * off by tens of percent. */
 static Status check_slope(const LayerContext *context, Fixture *f, const char *name, float *values,
                           const float *grad, int64_t count, TestingReport *report)
 {

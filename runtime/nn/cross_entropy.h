@@ -1,5 +1,6 @@
-/* Cross-entropy over a vocabulary that is cut over tp: no rank ever holds whole logits; two small reductions
- * [N] and [N, 2] are all that is exchanged.
+/* Cross-entropy over a vocabulary that is cut over tp: no rank ever holds whole logits; two small
+ * reductions [N] and [N, 2] are all that is exchanged.
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_CROSS_ENTROPY_H
@@ -15,8 +16,8 @@ typedef struct CrossEntropy {
 
 void cross_entropy_carve(Arena *arena, int64_t n, CrossEntropy *loss_out);
 
-/* logits [N, V/tp] (this rank's `part` of the vocabulary) become their gradient, scale * d losses / d logits,
- * in place. labels [N] are global ids. */
+/* logits [N, V/tp] (this rank's `part` of the vocabulary) become their gradient, scale * d losses /
+ * d logits, in place. labels [N] are global ids. */
 Status cross_entropy_forward(const LayerContext *context, const CrossEntropy *loss, float *logits,
                              const int32_t *labels, int64_t n, Range part,
                              float scale) STATUS_CHECKED;

@@ -1,5 +1,5 @@
-/* Embedding: a table [V, D] of token vectors whose rows are cut over tp; the decoder's head may use it again (tied).
- * Threading: as layer.h.
+/* Embedding: a table [V, D] of token vectors whose rows are cut over tp; the decoder's head may use
+ * it again (tied). Threading: as layer.h.
  */
 #ifndef NN_EMBEDDING_H
 #define NN_EMBEDDING_H
@@ -20,7 +20,8 @@ Status embedding_declare(const LayerContext *context, const char *prefix, const 
 /* The product with the transposed table, [N, D] -> [N, V/tp]. */
 Linear embedding_as_head(const Embedding *embedding);
 
-/* out [N, D] = the rows of ids [N], summed over tp: each id is on one rank, the others add zeros. */
+/* out [N, D] = the rows of ids [N], summed over tp: each id is on one rank, the others add zeros.
+ */
 Status embedding_forward(const LayerContext *context, const Embedding *embedding, float *out,
                          const int32_t *ids, int64_t n) STATUS_CHECKED;
 

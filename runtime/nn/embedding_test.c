@@ -1,5 +1,5 @@
-/* The vocabulary cut into parts: embedding, tied head and loss against sums in double precision over the
- * whole vocabulary. */
+/* The vocabulary cut into parts: embedding, tied head and loss against sums in double precision
+ * over the whole vocabulary. */
 #include "nn/cross_entropy.h"
 #include "nn/embedding.h"
 #include "nn/testing.h"

@@ -51,7 +51,8 @@ Status linear_declare(const LayerContext *context, const char *prefix, const cha
     return STATUS_OK;
 }
 
-/* A product over nothing is zero: ranks without heads or width still give their addend to the sums. */
+/* A product over nothing is zero: ranks without heads or width still give their addend to the sums.
+ */
 static Status multiply(const LayerContext *context, const MatMul *product)
 {
     if (product->k > 0) {

@@ -1,11 +1,10 @@
 /* Linear: out = x weight^T + bias, weight [out, in], whole or cut over tp.
  *
- *   LINEAR_CUT_OUT   rows of the weight are cut: x is whole, out is local [N, out/tp]. No sum in forward;
- *                    x_grad is this rank's addend.
- *   LINEAR_CUT_IN    columns of the weight are cut: x is local [N, in/tp], out is summed over tp, x_grad is
- *                    local.
- *   LINEAR_PICK_OUT  every rank has the whole weight but uses rows `part` only, so each has a part of the
- *                    gradient (grad_is_partial).
+ *   LINEAR_CUT_OUT   rows of the weight are cut: x is whole, out is local [N, out/tp]. No sum in
+ * forward; x_grad is this rank's addend. LINEAR_CUT_IN    columns of the weight are cut: x is local
+ * [N, in/tp], out is summed over tp, x_grad is local. LINEAR_PICK_OUT  every rank has the whole
+ * weight but uses rows `part` only, so each has a part of the gradient (grad_is_partial).
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_LINEAR_H
@@ -24,8 +23,8 @@ typedef struct LinearSpec {
     LinearCut cut;
     Range part; /* of the dim that is cut or picked from */
     bool bias;
-    float
-        gain; /* initial weights have the standard deviation gain / sqrt(3 in), as torch.nn.Linear has */
+    float gain; /* initial weights have the standard deviation gain / sqrt(3 in), as torch.nn.Linear
+                   has */
 } LinearSpec;
 
 typedef struct Linear {
@@ -44,13 +43,13 @@ Status linear_declare(const LayerContext *context, const char *prefix, const cha
 Status linear_forward(const LayerContext *context, const Linear *linear, float *out, const float *x,
                       int64_t n) STATUS_CHECKED;
 
-/* LINEAR_CUT_IN: out [N, out] = residual [N, out] + sum over tp of x [N, in/tp] weight^T + bias. `residual`
- * may be NULL. */
+/* LINEAR_CUT_IN: out [N, out] = residual [N, out] + sum over tp of x [N, in/tp] weight^T + bias.
+ * `residual` may be NULL. */
 Status linear_forward_sum(const LayerContext *context, const Linear *linear, float *out,
                           const float *x, const float *residual, int64_t n) STATUS_CHECKED;
 
-/* weight_grad += out_grad^T x; bias_grad += column sums of out_grad; x_grad (+)= out_grad weight, this rank's
- * addend when out is cut. x_grad NULL: not wanted. */
+/* weight_grad += out_grad^T x; bias_grad += column sums of out_grad; x_grad (+)= out_grad weight,
+ * this rank's addend when out is cut. x_grad NULL: not wanted. */
 Status linear_backward(const LayerContext *context, const Linear *linear, float *x_grad,
                        const float *out_grad, const float *x, int64_t n,
                        bool accumulate) STATUS_CHECKED;

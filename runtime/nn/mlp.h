@@ -1,5 +1,6 @@
-/* Mlp: down(activation(up(x))), or SwiGLU: down(silu(gate(x)) * up(x)). The inner width is cut over tp. The
- * projector is one, too.
+/* Mlp: down(activation(up(x))), or SwiGLU: down(silu(gate(x)) * up(x)). The inner width is cut over
+ * tp. The projector is one, too.
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_MLP_H
@@ -33,7 +34,8 @@ typedef struct MlpActs {
     float *up;   /* [N, F/tp], before the activation */
 } MlpActs;
 
-/* Between layers nothing of it lives: one serves all. The activation is computed again in backward. */
+/* Between layers nothing of it lives: one serves all. The activation is computed again in backward.
+ */
 typedef struct MlpScratch {
     float *inner;      /* [N, F/tp], after the activation */
     float *inner_grad; /* [N, F/tp] */
@@ -51,7 +53,8 @@ Status mlp_forward(const LayerContext *context, const Mlp *mlp, const MlpActs *a
                    const MlpScratch *scratch, float *out, const float *x, const float *residual,
                    int64_t n) STATUS_CHECKED;
 
-/* x_grad [N, in] = the gradient through the products, summed over tp; the residual's is out_grad [N, out] itself. */
+/* x_grad [N, in] = the gradient through the products, summed over tp; the residual's is out_grad
+ * [N, out] itself. */
 Status mlp_backward(const LayerContext *context, const Mlp *mlp, const MlpActs *acts,
                     const MlpScratch *scratch, float *x_grad, const float *out_grad, const float *x,
                     int64_t n) STATUS_CHECKED;

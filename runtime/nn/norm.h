@@ -1,5 +1,6 @@
-/* Norm: layer norm (weight and bias) or RMS norm (weight) over the width. Every tp rank does all of it, on
- * equal inputs, so gradients are equal too.
+/* Norm: layer norm (weight and bias) or RMS norm (weight) over the width. Every tp rank does all of
+ * it, on equal inputs, so gradients are equal too.
+ *
  * Threading: as layer.h.
  */
 #ifndef NN_NORM_H

@@ -76,8 +76,8 @@ Status param_set_allocate(ParamSet *set)
     return STATUS_OK;
 }
 
-/* The index in the global array of local element `local`. Seen from the shard's dim the array is [outer, dim,
- * inner]. */
+/* The index in the global array of local element `local`. Seen from the shard's dim the array is
+ * [outer, dim, inner]. */
 static uint64_t global_index(const ParamSpec *spec, int64_t local)
 {
     if (spec->shard_dim < 0) {

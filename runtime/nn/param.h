@@ -1,9 +1,11 @@
-/* Param: the weights of a module on one rank: declared one by one, then laid in two flat buffers (values,
- * gradients), so that reductions, norms and the optimizer run over one array.
+/* Param: the weights of a module on one rank: declared one by one, then laid in two flat buffers
+ * (values, gradients), so that reductions, norms and the optimizer run over one array.
  *
- * Names and shapes are those of Hugging Face's LLaVA: weights [out, in]. A tensor-parallel rank holds one box
- * of the global array: all of it, or a range of one dim.
+ * Names and shapes are those of Hugging Face's LLaVA: weights [out, in]. A tensor-parallel rank
+ * holds one box of the global array: all of it, or a range of one dim.
+ *
  * Order: parameters stand in the flat buffers in the order declared, without gaps.
+ *
  * Threading: owner thread.
  */
 #ifndef NN_PARAM_H
@@ -62,8 +64,8 @@ Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts,
                      int *index_out) STATUS_CHECKED;
 /* Allocates the flat buffers (zeroed) and sets every value and grad view. */
 Status param_set_allocate(ParamSet *set) STATUS_CHECKED;
-/* Fills values: element i of the global array is a pure function of (seed, name, i), so every layout starts
- * the same. */
+/* Fills values: element i of the global array is a pure function of (seed, name, i), so every
+ * layout starts the same. */
 Status param_set_fill(ParamSet *set, uint64_t seed, Stream *stream) STATUS_CHECKED;
 
 #endif

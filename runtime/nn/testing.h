@@ -1,6 +1,7 @@
-/* Testing: what tests of layers and modules share: ranks as threads, whole arrays cut as a rank's parameter
- * is, and a record of differences that threads can fill (a test framework's assertions may not be used
- * outside the main thread).
+/* Testing: what tests of layers and modules share: ranks as threads, whole arrays cut as a rank's
+ * parameter is, and a record of differences that threads can fill (a test framework's assertions
+ * may not be used outside the main thread).
+ *
  * Threading: run_ranks blocks until all its threads ended; a TestingReport belongs to one thread.
  */
 #ifndef NN_TESTING_H
@@ -134,7 +135,8 @@ static inline void *testing_thread(void *argument)
     return NULL;
 }
 
-/* Runs `work` on `size` ranks of one tensor-parallel group. Returns the failures; prints the first of each rank. */
+/* Runs `work` on `size` ranks of one tensor-parallel group. Returns the failures; prints the first
+ * of each rank. */
 static inline int testing_run_ranks(int size, TestingWork work, void *argument)
 {
     CHECK(size <= TESTING_RANKS_MAX);

@@ -1,4 +1,5 @@
 #include "base/clock.h"
+#include "base/memory.h"
 #include "reshard/plan.h"
 #include "reshard/testing.h"
 
@@ -300,7 +301,8 @@ static void test_random_pairs(void **state)
 {
     (void)state;
     print_message("seed %d\n", SEED);
-    Simulation *sims = calloc(2, sizeof *sims);
+    Simulation *sims = NULL;
+    assert_int_equal(MEMORY_NEW(&sims, 2), STATUS_OK);
     assert_non_null(sims);
     Plan reused = {0};
     Plan back = {0};
@@ -333,7 +335,7 @@ static void test_random_pairs(void **state)
     plan_done(&back);
     layout_done(&source);
     layout_done(&destination);
-    free(sims);
+    memory_free(sims);
 }
 
 static void assert_transfer(const PlanTransfer *t, int source, int destination, Range rows)

@@ -1,3 +1,4 @@
+#include "base/memory.h"
 #include "comm/comm_local.h"
 #include "reshard/reshard.h"
 #include "reshard/testing.h"
@@ -92,7 +93,8 @@ typedef struct Work {
 static float *make_buffer(int64_t count)
 {
     /* Of exactly its size, so that the sanitizer sees one element too many. */
-    float *data = malloc((size_t)count * sizeof *data + (count == 0));
+    float *data = NULL;
+    assert_int_equal(MEMORY_NEW(&data, count + (count == 0)), STATUS_OK);
     CHECK(data);
     for (int64_t i = 0; i < count; i++) {
         data[i] = NAN;
@@ -124,8 +126,8 @@ static void check_work(Rank *rank, Work *work, TestingMap *from, TestingMap *to)
             rank->num_wrong += got != testing_wanted(&work->source, from, e);
         }
     }
-    free(work->source_data);
-    free(work->destination_data);
+    memory_free(work->source_data);
+    memory_free(work->destination_data);
 }
 
 static int64_t planned_bytes(const Plan *plan)
@@ -151,7 +153,8 @@ static ReshardJob job_of(const Work *work, uint64_t tag)
 static void run_random(Rank *rank)
 {
     Work works[WINDOW] = {0};
-    TestingMap *maps = malloc(2 * sizeof *maps);
+    TestingMap *maps = NULL;
+    assert_int_equal(MEMORY_NEW(&maps, 2), STATUS_OK);
     CHECK(maps);
     TestingRng own_random = {.rng = {.seed = SEED, .stream = 1000 + (uint64_t)rank->comm->rank}};
     int num_started = 0;
@@ -192,7 +195,7 @@ static void run_random(Rank *rank)
         layout_done(&works[i].destination);
         plan_done(&works[i].plan);
     }
-    free(maps);
+    memory_free(maps);
 }
 
 static void test_random_pairs(void **state)
@@ -301,8 +304,8 @@ static void run_large(Rank *rank)
         if (status == STATUS_OK) {
             fill_large(&work.destination, own, work.destination_data, &rank->num_wrong);
         }
-        free(work.source_data);
-        free(work.destination_data);
+        memory_free(work.source_data);
+        memory_free(work.destination_data);
     }
     layout_done(&work.source);
     layout_done(&work.destination);
@@ -346,7 +349,8 @@ static void run_fault(Rank *rank)
         CHECK(layout_add_rows(&work.destination, 1, rows[0][2 - i]) == STATUS_OK);
     }
     CHECK(plan_make(&work.source, &work.destination, &work.plan) == STATUS_OK);
-    TestingMap *maps = malloc(2 * sizeof *maps);
+    TestingMap *maps = NULL;
+    assert_int_equal(MEMORY_NEW(&maps, 2), STATUS_OK);
     CHECK(maps);
     make_work(rank, &work, maps);
     ReshardJob job = job_of(&work, rank->fault == FAULT_TAG ? 90001 : 90002);
@@ -358,10 +362,10 @@ static void run_fault(Rank *rank)
     if (status == STATUS_OK) {
         check_work(rank, &work, &maps[0], &maps[1]);
     } else {
-        free(work.source_data);
-        free(work.destination_data);
+        memory_free(work.source_data);
+        memory_free(work.destination_data);
     }
-    free(maps);
+    memory_free(maps);
     layout_done(&work.source);
     layout_done(&work.destination);
     plan_done(&work.plan);

@@ -84,7 +84,8 @@ static void run_queue(void *argument)
     }
 }
 
-/* Events are unlinked before they run: rpc_destroy may be called from one of them and runs the rest. */
+/* Events are unlinked before they run: rpc_destroy may be called from one of them and runs the
+ * rest. */
 static void run_taken(Rpc *rpc)
 {
     while (rpc->taken != NULL) {

@@ -1,9 +1,12 @@
-/* Rpc: gRPC for C programs on a libuv loop: calls arrive and answers come back as callbacks of the loop thread.
+/* Rpc: gRPC for C programs on a libuv loop: calls arrive and answers come back as callbacks of the
+ * loop thread.
  *
- * A thread of its own drains gRPC's completion queue (of the "next" kind) and hands events over through a queue and uv_async_send, which
- * coalesces: the callback drains all. Messages are protobuf-c messages; services and methods are named by protobuf-c's generated descriptors
+ * A thread of its own drains gRPC's completion queue (of the "next" kind) and hands events over
+ * through a queue and uv_async_send, which coalesces: the callback drains all. Messages are
+ * protobuf-c messages; services and methods are named by protobuf-c's generated descriptors
  * (viaduct__v1__job_service__descriptor, ...).
  * This folder is the only includer of grpc headers.
+ *
  * Threading: everything here belongs to the loop thread, callbacks run there.
  */
 #ifndef RPC_RPC_H
@@ -20,7 +23,8 @@
 typedef struct Rpc Rpc;
 
 Status rpc_create(uv_loop_t *loop, Rpc **rpc_out) STATUS_CHECKED;
-/* Servers and clients first (rpc_server_shutdown's callback done, clients destroyed). Joins the thread. */
+/* Servers and clients first (rpc_server_shutdown's callback done, clients destroyed). Joins the
+ * thread. */
 void rpc_destroy(Rpc *rpc);
 
 /* ---------------------------------------------------------------- errors */
@@ -45,8 +49,9 @@ typedef enum RpcCode {
     RPC_CODE_UNAUTHENTICATED = 16,
 } RpcCode;
 
-/* How a call ended. On the wire: grpc-status, grpc-message, and google.rpc.Status with exactly one ErrorInfo {reason, domain "viaduct.dev"} in
- * grpc-status-details-bin (AIP-193), and RetryInfo when retry_after_ms > 0. */
+/* How a call ended. On the wire: grpc-status, grpc-message, and google.rpc.Status with exactly one
+ * ErrorInfo {reason, domain "viaduct.dev"} in grpc-status-details-bin (AIP-193), and RetryInfo when
+ * retry_after_ms > 0. */
 typedef struct RpcError {
     RpcCode code;
     char reason[64]; /* UPPER_SNAKE, stable: "JOB_EXISTS"; "" when the peer sent none */
@@ -65,9 +70,10 @@ typedef struct RpcServer RpcServer;
  * then, or until the server's shutdown is done. */
 typedef struct RpcCall RpcCall;
 
-/* One method's handler. `request` is borrowed for the time of the callback. The handler (or something
- * later on the loop) must end the call exactly once: rpc_call_reply for unary calls, rpc_call_send any
- * number of times then rpc_call_end for server streams, or rpc_call_fail for either. */
+/* One method's handler. `request` is borrowed for the time of the callback. The handler (or
+ * something later on the loop) must end the call exactly once: rpc_call_reply for unary calls,
+ * rpc_call_send any number of times then rpc_call_end for server streams, or rpc_call_fail for
+ * either. */
 typedef void (*RpcHandler)(void *context, RpcCall *call, const ProtobufCMessage *request);
 
 typedef struct RpcMethod {
@@ -100,18 +106,18 @@ Status rpc_server_create(Rpc *rpc, const RpcServerOptions *options,
                          RpcServer **server_out) STATUS_CHECKED;
 int rpc_server_port(const RpcServer *server);
 /* Stops accepting, ends open streams with UNAVAILABLE, waits up to grace_ms for unary calls, then
- * cancels; `done` (may be NULL) is called once, on the loop, after all `closed` callbacks; by then the
- * server is freed. */
+ * cancels; `done` (may be NULL) is called once, on the loop, after all `closed` callbacks; by then
+ * the server is freed. */
 void rpc_server_shutdown(RpcServer *server, int64_t grace_ms, void (*done)(void *context),
                          void *context);
 
 /* Ends a unary call with a message (encoded at once). */
 void rpc_call_reply(RpcCall *call, const ProtobufCMessage *response);
-/* Ends any call with an error. Messages of a stream that still wait are dropped: a reader that is too
- * slow must not hold them. */
+/* Ends any call with an error. Messages of a stream that still wait are dropped: a reader that is
+ * too slow must not hold them. */
 void rpc_call_fail(RpcCall *call, const RpcError *error);
-/* One more message of a stream; queued, encoded at once. Returns how many messages wait to be written
- * (0 once the client is gone), so that a slow reader can be dropped. */
+/* One more message of a stream; queued, encoded at once. Returns how many messages wait to be
+ * written (0 once the client is gone), so that a slow reader can be dropped. */
 int rpc_call_send(RpcCall *call, const ProtobufCMessage *message);
 /* Ends a stream with OK after what is queued. */
 void rpc_call_end(RpcCall *call);
@@ -125,23 +131,26 @@ const char *rpc_call_peer(const RpcCall *call); /* "ipv4:127.0.0.1:52000" */
 typedef struct RpcClient RpcClient;   /* a channel to one target */
 typedef struct RpcRequest RpcRequest; /* a call under way */
 
-/* Dials lazily and again after failures (back-off at most 5 s), pings every 20 s. `target` is host:port.
- * STATUS_INVALID when it names no port. */
+/* Dials lazily and again after failures (back-off at most 5 s), pings every 20 s. `target` is
+ * host:port. STATUS_INVALID when it names no port. */
 Status rpc_client_create(Rpc *rpc, const char *target, RpcClient **client_out) STATUS_CHECKED;
-/* Cancels calls under way (their last callbacks run with CANCELLED before this returns), then frees. May
- * be called in a callback of the client's own calls. */
+/* Cancels calls under way (their last callbacks run with CANCELLED before this returns), then
+ * frees. May be called in a callback of the client's own calls. */
 void rpc_client_destroy(RpcClient *client);
 
-/* `response` is borrowed for the callback and NULL unless error->code is RPC_CODE_OK. Called exactly once. */
+/* `response` is borrowed for the callback and NULL unless error->code is RPC_CODE_OK. Called
+ * exactly once. */
 typedef void (*RpcResponse)(void *context, const ProtobufCMessage *response, const RpcError *error);
 
-/* A unary call; the request is encoded at once. timeout_ms > 0. The returned handle (may be passed as NULL out) is valid until the callback. */
+/* A unary call; the request is encoded at once. timeout_ms > 0. The returned handle (may be passed
+ * as NULL out) is valid until the callback. */
 Status rpc_client_call(RpcClient *client, const ProtobufCServiceDescriptor *service,
                        const char *method, const ProtobufCMessage *request, int64_t timeout_ms,
                        RpcResponse response, void *context,
                        RpcRequest **request_out) STATUS_CHECKED;
 
-/* A server stream: `message` for each message, then `ended` exactly once. No deadline: keepalive finds dead peers. */
+/* A server stream: `message` for each message, then `ended` exactly once. No deadline: keepalive
+ * finds dead peers. */
 typedef void (*RpcStreamMessage)(void *context, const ProtobufCMessage *message);
 typedef void (*RpcStreamEnded)(void *context, const RpcError *error);
 Status rpc_client_stream(RpcClient *client, const ProtobufCServiceDescriptor *service,

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How long a failed call may wait for its reader to take the message in flight, before it is cut off without details. */
+/* How long a failed call may wait for its reader to take the message in flight, before it is cut
+ * off without details. */
 enum {
     GIVE_UP_MS = 3000
 };
@@ -77,7 +78,8 @@ static grpc_byte_buffer *take_message(RpcCall *call)
     return bytes;
 }
 
-/* Starts the next batch when none is under way: the headers once, one message, and the status behind the last. */
+/* Starts the next batch when none is under way: the headers once, one message, and the status
+ * behind the last. */
 static void pump(RpcCall *call)
 {
     if (call->is_sending || call->is_broken || call->is_status_sent) {

@@ -1,7 +1,9 @@
 /* RpcCall, inside: one call on the server, from the slot that waits for it to its end.
  *
- * A call is over when gRPC has reported its close and no batch is under way, and its owner has ended it or will be told by
- * the closed callback. Until then a late rpc_call_reply finds the object alive and does nothing.
+ * A call is over when gRPC has reported its close and no batch is under way, and its owner has
+ * ended it or will be told by the closed callback. Until then a late rpc_call_reply finds the
+ * object alive and does nothing.
+ *
  * Threading: the loop thread.
  */
 #ifndef RPC_RPC_CALL_H
@@ -65,13 +67,16 @@ void rpc_call_init(RpcCall *call, RpcServer *server, RpcEntry *entry);
 /* Gives back what belongs to the call, not the object. */
 void rpc_call_done(RpcCall *call);
 
-/* A call has taken the slot: watches for its close, then runs the handler, or refuses with `refusal` if not NULL. */
+/* A call has taken the slot: watches for its close, then runs the handler, or refuses with
+ * `refusal` if not NULL. */
 void rpc_call_run(RpcCall *call, const RpcError *refusal);
 
-/* Ends a call in place of its owner, who still has to end it or to be told. Nothing when it is ended already. */
+/* Ends a call in place of its owner, who still has to end it or to be told. Nothing when it is
+ * ended already. */
 void rpc_call_refuse(RpcCall *call, const RpcError *error);
 
-/* Cancels calls that were failed long ago and whose client does not read. True while some are left to look at. */
+/* Cancels calls that were failed long ago and whose client does not read. True while some are left
+ * to look at. */
 bool rpc_call_cut_off(RpcCall *call, int64_t now_ns);
 
 /* Reports the call to its server when it is over; `is_forced`: even if its owner never ended it. */

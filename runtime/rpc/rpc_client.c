@@ -90,7 +90,8 @@ static void tell_end(RpcRequest *request, const ProtobufCMessage *response, cons
     }
 }
 
-/* Decodes what has come in and lets go of its bytes. A response we cannot read is an error of the server's. */
+/* Decodes what has come in and lets go of its bytes. A response we cannot read is an error of the
+ * server's. */
 static ProtobufCMessage *take_incoming(RpcRequest *request, RpcError *error)
 {
     ProtobufCMessage *message = NULL;
@@ -111,8 +112,8 @@ static RpcError read_status(const RpcRequest *request)
 {
     RpcError error;
     rpc_error_decode(request->status, request->status_message, &request->trailers, &error);
-    /* A call that reaches a server in the moment of its shutdown is reset by gRPC, which reads as a cancellation here,
-     * though nobody asked for one. */
+    /* A call that reaches a server in the moment of its shutdown is reset by gRPC, which reads as a
+     * cancellation here, though nobody asked for one. */
     if (error.code == RPC_CODE_CANCELLED && !request->is_cancelled && error.reason[0] == '\0') {
         return rpc_error(RPC_CODE_UNAVAILABLE, "", "the server dropped the call");
     }
@@ -174,7 +175,8 @@ static void receive(RpcRequest *request)
     rpc_start(request->rpc, request->call, &op, 1, &request->received);
 }
 
-/* One message of a stream, or its end: no message, whether the server is done or dead; the status tells which. */
+/* One message of a stream, or its end: no message, whether the server is done or dead; the status
+ * tells which. */
 static void on_received(RpcEvent *event, bool ok)
 {
     RpcRequest *request = event->owner;
@@ -343,7 +345,8 @@ Status rpc_client_create(Rpc *rpc, const char *target, RpcClient **client_out)
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
         {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, DNS_INTERVAL_MIN_MS},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RESPONSE_BYTES_MAX},
-        /* The peers are ours and near: no proxy, no configuration from DNS, no connection shared with other clients. */
+        /* The peers are ours and near: no proxy, no configuration from DNS, no connection shared
+           with other clients. */
         {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
         {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
         {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},

@@ -55,7 +55,8 @@ const char *rpc_code_name(RpcCode code)
     return (int)code >= 0 && (int)code < NUM_CODES ? CODE_NAMES[code] : "UNKNOWN";
 }
 
-/* Text may quote what a peer sent; the wire takes UTF-8 only. A cut may also have split the last character. */
+/* Text may quote what a peer sent; the wire takes UTF-8 only. A cut may also have split the last
+ * character. */
 static void make_utf8(char *text)
 {
     size_t num_bytes = strlen(text);

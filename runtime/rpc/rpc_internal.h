@@ -1,7 +1,9 @@
-/* Rpc, inside: the way from gRPC's completion queue to the loop, and messages and errors in gRPC's terms.
+/* Rpc, inside: the way from gRPC's completion queue to the loop, and messages and errors in gRPC's
+ * terms.
  *
- * Each batch of operations carries an RpcEvent as its tag. The queue's thread links finished events into a list, the
- * loop thread runs them in order; an event is under way at most once at a time.
+ * Each batch of operations carries an RpcEvent as its tag. The queue's thread links finished events
+ * into a list, the loop thread runs them in order; an event is under way at most once at a time.
+ *
  * Threading: the loop thread, except rpc_post.
  */
 #ifndef RPC_RPC_INTERNAL_H
@@ -14,7 +16,8 @@
 typedef struct RpcEvent RpcEvent;
 struct RpcEvent {
     RpcEvent *next;
-    /* On the loop thread; `ok` is what gRPC said of the batch. The event may be freed or used again in it. */
+    /* On the loop thread; `ok` is what gRPC said of the batch. The event may be freed or used again
+     * in it. */
     void (*done)(RpcEvent *event, bool ok);
     void *owner;
     bool ok;
@@ -33,15 +36,17 @@ void rpc_post(Rpc *rpc, RpcEvent *event, bool ok);
 /* Starts a batch with `event` as its tag; a refusal by gRPC is our own bug. */
 void rpc_start(Rpc *rpc, grpc_call *call, const grpc_op *ops, size_t num_ops, RpcEvent *event);
 
-/* To be called before an event is given to gRPC by other means. gRPC orders that before the event's end by ways of its own,
- * which no tool for races can see; passing through our lock here is as good and costs some nanoseconds. */
+/* To be called before an event is given to gRPC by other means. gRPC orders that before the event's
+ * end by ways of its own, which no tool for races can see; passing through our lock here is as good
+ * and costs some nanoseconds. */
 void rpc_publish(Rpc *rpc);
 
 /* The bytes of `message`; owned: grpc_byte_buffer_destroy. */
 grpc_byte_buffer *rpc_message_encode(const ProtobufCMessage *message);
 
-/* Decodes bytes from outside: STATUS_CORRUPT when they break protobuf's format, a string is not UTF-8 or holds a
- * NUL, or the decoded message would be larger than 64 MiB. Owned: rpc_message_free. */
+/* Decodes bytes from outside: STATUS_CORRUPT when they break protobuf's format, a string is not
+ * UTF-8 or holds a NUL, or the decoded message would be larger than 64 MiB. Owned:
+ * rpc_message_free. */
 Status rpc_message_decode(grpc_byte_buffer *bytes, const ProtobufCMessageDescriptor *descriptor,
                           ProtobufCMessage **message_out) STATUS_CHECKED;
 void rpc_message_free(ProtobufCMessage *message);

@@ -4,7 +4,8 @@
 #include <grpc/byte_buffer_reader.h>
 #include <string.h>
 
-/* Bytes on the wire grow when decoded: an empty sub-message takes two bytes there and up to some hundred here. */
+/* Bytes on the wire grow when decoded: an empty sub-message takes two bytes there and up to some
+ * hundred here. */
 static const size_t DECODED_BYTES_MAX = (size_t)64 << 20;
 
 /* Messages nest as deep as the schema says; no schema of ours comes near this. */
@@ -21,8 +22,9 @@ grpc_byte_buffer *rpc_message_encode(const ProtobufCMessage *message)
     return bytes;
 }
 
-/* Bytes that continue the character that `lead` begins, and the range of the first of them, by table 3-7 of the
- * Unicode standard: it excludes overlong forms, surrogates and what lies beyond U+10FFFF. -1 when none begins so. */
+/* Bytes that continue the character that `lead` begins, and the range of the first of them, by
+ * table 3-7 of the Unicode standard: it excludes overlong forms, surrogates and what lies beyond
+ * U+10FFFF. -1 when none begins so. */
 static int utf8_continuation(uint8_t lead, uint8_t *low_out, uint8_t *high_out)
 {
     *low_out = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
@@ -76,8 +78,8 @@ static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_
     return false;
 }
 
-/* Reads one field at *at: its descriptor (NULL: unknown) and, for the length-delimited wire type, its bytes; *bytes_out
- * is NULL for the others. False when the bytes break the format. */
+/* Reads one field at *at: its descriptor (NULL: unknown) and, for the length-delimited wire type,
+ * its bytes; *bytes_out is NULL for the others. False when the bytes break the format. */
 static bool read_field(const ProtobufCMessageDescriptor *descriptor, const uint8_t **at,
                        const uint8_t *end, const ProtobufCFieldDescriptor **field_out,
                        const uint8_t **bytes_out, size_t *num_bytes_out)
@@ -120,8 +122,8 @@ static bool read_field(const ProtobufCMessageDescriptor *descriptor, const uint8
     return true;
 }
 
-/* protobuf-c copies strings as they are: their encoding, and NUL bytes that would cut them short, are seen here, on the
- * wire, before it runs. */
+/* protobuf-c copies strings as they are: their encoding, and NUL bytes that would cut them short,
+ * are seen here, on the wire, before it runs. */
 static Status check_strings(const uint8_t *bytes, size_t num_bytes,
                             const ProtobufCMessageDescriptor *descriptor)
 {

@@ -1,4 +1,5 @@
-/* Decoding bytes from outside, directly: random damage, text that is not UTF-8 deep inside, messages that grow. */
+/* Decoding bytes from outside, directly: random damage, text that is not UTF-8 deep inside,
+ * messages that grow. */
 #include "base/memory.h"
 #include "base/rng.h"
 #include "rpc/rpc_internal.h"
@@ -94,7 +95,8 @@ static void test_deep_text(void **state)
     assert_int_equal(decode(EVENT, UNKNOWN, sizeof UNKNOWN, NULL), STATUS_OK);
 }
 
-/* Each prefix, and random damage: no crash, and never more accepted than protobuf-c's own decoder accepts. */
+/* Each prefix, and random damage: no crash, and never more accepted than protobuf-c's own decoder
+ * accepts. */
 static void test_damage(void **state)
 {
     (void)state;

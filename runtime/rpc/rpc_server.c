@@ -6,8 +6,9 @@
 #include <string.h>
 
 enum {
-    /* Slots that wait for calls of one method. More calls at once stay in gRPC's queue until the loop has taken the
-     * earlier ones; a few slots keep it from waiting for the loop between two. */
+    /* Slots that wait for calls of one method. More calls at once stay in gRPC's queue until the
+     * loop has taken the earlier ones; a few slots keep it from waiting for the loop between two.
+     */
     SLOTS_PER_METHOD = 4,
     MESSAGE_BYTES_DEFAULT = 4 << 20,
     MESSAGE_BYTES_LIMIT = 1 << 30,
@@ -184,7 +185,8 @@ static void close_timers(RpcServer *server)
     uv_close((uv_handle_t *)&server->linger, on_timer_closed);
 }
 
-/* gRPC has ended every call and connection. Calls that their owners never ended, nor asked to be told about, end here. */
+/* gRPC has ended every call and connection. Calls that their owners never ended, nor asked to be
+ * told about, end here. */
 static void on_shutdown(RpcEvent *event, bool ok)
 {
     (void)ok;
@@ -229,7 +231,8 @@ void rpc_server_shutdown(RpcServer *server, int64_t grace_ms, void (*done)(void 
     uv_timer_start(&server->grace, on_grace, (uint64_t)grace_ms, 0);
 }
 
-/* Registers the methods that have a handler; all others are unknown to gRPC and get UNIMPLEMENTED. */
+/* Registers the methods that have a handler; all others are unknown to gRPC and get UNIMPLEMENTED.
+ */
 static Status register_methods(RpcServer *server, const RpcService *service)
 {
     for (int i = 0; i < service->num_methods; i++) {

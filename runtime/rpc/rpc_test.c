@@ -1,5 +1,6 @@
-/* A server and clients in one process, mostly on one loop; clients and servers that die are processes of their own,
- * made by running this program again ("die PORT", "serve"). Another argument is a pattern for the tests to run. */
+/* A server and clients in one process, mostly on one loop; clients and servers that die are
+ * processes of their own, made by running this program again ("die PORT", "serve"). Another
+ * argument is a pattern for the tests to run. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "rpc/rpc.h"
@@ -652,8 +653,8 @@ static void run_for(Fixture *fixture, uint64_t time_ms)
     uv_run(&fixture->loop, UV_RUN_NOWAIT);
 }
 
-/* A reader that does not read at all: its loop stands still, so that flow control holds the message in flight. The failed
- * call ends all the same, without waiting for it. */
+/* A reader that does not read at all: its loop stands still, so that flow control holds the message
+ * in flight. The failed call ends all the same, without waiting for it. */
 static void test_stuck_reader(void **state)
 {
     Fixture *fixture = *state;
@@ -882,7 +883,8 @@ static void test_threads(void **state)
     uv_run(&fixture->loop, UV_RUN_NOWAIT);
 }
 
-/* Runs this program again; its descriptor 3 is the write end of a pipe whose other end is returned. */
+/* Runs this program again; its descriptor 3 is the write end of a pipe whose other end is returned.
+ */
 static pid_t spawn_self(const char *mode, const char *argument, int *read_end_out)
 {
     int ends[2];

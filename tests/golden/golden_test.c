@@ -1,7 +1,7 @@
-/* Both modules together, forward, backward and three optimizer steps, against PyTorch in float64: on one to
- * four ranks, where heads, widths and vocabulary cannot all be cut evenly and some ranks have no heads.
- * Tolerance: 1e-4 relative + 1e-6 absolute. A swapped head, a missing bias or a doubled sum is off by 10 %
- * and more.
+/* Both modules together, forward, backward and three optimizer steps, against PyTorch in float64:
+ * on one to four ranks, where heads, widths and vocabulary cannot all be cut evenly and some ranks
+ * have no heads. Tolerance: 1e-4 relative + 1e-6 absolute. A swapped head, a missing bias or a
+ * doubled sum is off by 10 % and more.
  */
 #include "base/memory.h"
 #include "encoder_worker/vision_encoder.h"
@@ -163,9 +163,9 @@ static void compare_array(Rank *rank, const char *name, const float *found)
     }
 }
 
-/* All of a set's gradients, or values after a step. A key's bias shifts all scores of a query alike and so
- * has no gradient; what is left is rounding, which AdamW turns into steps of any size up to the learning
- * rate. */
+/* All of a set's gradients, or values after a step. A key's bias shifts all scores of a query alike
+ * and so has no gradient; what is left is rounding, which AdamW turns into steps of any size up to
+ * the learning rate. */
 static void compare_params(Rank *rank, const ParamSet *params, const char *group, bool grads)
 {
     double learning_rate = golden_config(rank->file, "learning_rate");
@@ -238,7 +238,8 @@ static Status forward_other(Rank *rank)
     return llm_module_ops.forward(rank->llm, 1, &other, NULL, &loss);
 }
 
-/* Microbatches without images and without tokens: nothing changes. Text alone: no rows are read or written. */
+/* Microbatches without images and without tokens: nothing changes. Text alone: no rows are read or
+ * written. */
 static Status check_small_batches(Rank *rank)
 {
     ModuleBatch none = {.loss_scale = 1};
@@ -321,7 +322,8 @@ static Status update(Rank *rank, const LayerContext *layers, int which, int64_t 
     return STATUS_OK;
 }
 
-/* Log probability of id v after token t = the loss with that one label; and the likeliest ids. `every`-th pair only. */
+/* Log probability of id v after token t = the loss with that one label; and the likeliest ids.
+ * `every`-th pair only. */
 static Status check_log_probs(Rank *rank, int every)
 {
     const Tensor *expected = golden_tensor(rank->file, "", "log_probs");
