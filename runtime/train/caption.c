@@ -154,15 +154,26 @@ static Status extend_drafts(const CaptionRun *run, Drafts *drafts, int *left_out
     return STATUS_OK;
 }
 
+/* All ranks of the world go token by token together, the encoder's too: however long the captions
+ * take, nobody waits longer than for one forward pass. */
 static Status complete_drafts(const CaptionRun *run, Drafts *drafts)
 {
+    Executor *executor = run->executor;
     int left = drafts->num;
-    for (int i = 0; i < run->max_new_tokens && left > 0; i++) {
-        if (atomic_load(run->executor->stop)) {
-            return fail(STATUS_ABORTED, "stopped");
+    for (int i = 0; i < run->max_new_tokens; i++) {
+        double all_left = left;
+        if (executor->events->progress) {
+            executor->events->progress(executor->events->context, "CAPTION", run->step, -1);
         }
-        TRY(forward_drafts(run, drafts));
-        TRY(extend_drafts(run, drafts, &left));
+        TRY(vote_sum(executor->world, &executor->ballot_device->encoder_square, &all_left, 1,
+                     executor->stream, executor->timeout_ms));
+        if (all_left == 0.0) {
+            break;
+        }
+        if (left > 0) {
+            TRY(forward_drafts(run, drafts));
+            TRY(extend_drafts(run, drafts, &left));
+        }
     }
     return STATUS_OK;
 }
@@ -271,6 +282,12 @@ static Status generate_and_write(const CaptionRun *run, TrainerCaption **caption
     return STATUS_OK;
 }
 
+static Status follow(const CaptionRun *run)
+{
+    Drafts none = {0};
+    return complete_drafts(run, &none);
+}
+
 Status caption_generate(const CaptionRun *run, TrainerCaption **captions_out, int *num_out)
 {
     Executor *executor = run->executor;
@@ -279,12 +296,10 @@ Status caption_generate(const CaptionRun *run, TrainerCaption **captions_out, in
     if (executor->place->is_encoder) {
         const ExecutorPass pass = {
             .schedule = run->encode, .feed = run->feed, .step = run->step, .label = "captions "};
-        return executor_run(executor, &pass);
+        TRY(executor_run(executor, &pass));
     }
-    if (executor->events->progress) {
-        executor->events->progress(executor->events->context, "CAPTION", run->step, -1);
-    }
-    Status status = generate_and_write(run, captions_out, num_out);
+    Status status =
+        executor->place->is_encoder ? follow(run) : generate_and_write(run, captions_out, num_out);
     if (status != STATUS_OK) {
         return executor_fail(status, "", "CAPTION", run->step, -1);
     }

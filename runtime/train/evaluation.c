@@ -231,14 +231,14 @@ static Status run_loss(Evaluation *evaluation, Executor *executor, EvaluationPas
 {
     Feed *feed = NULL;
     TRY(open_feed(evaluation, executor, kind, &feed));
-    Ballot ballot = {0};
+    double loss_sum = 0.0;
     int64_t labels = 0;
-    Status status = run_steps(evaluation, executor, kind, feed, step, &ballot.loss_sum, &labels);
+    Status status = run_steps(evaluation, executor, kind, feed, step, &loss_sum, &labels);
     feed_destroy(feed);
     TRY(status);
-    TRY(vote_run(executor->world, &executor->ballot_device->encoder_square, &ballot,
+    TRY(vote_sum(executor->world, &executor->ballot_device->encoder_square, &loss_sum, 1,
                  executor->stream, executor->timeout_ms));
-    *loss_out = labels > 0 ? ballot.loss_sum / (double)labels : 0.0;
+    *loss_out = labels > 0 ? loss_sum / (double)labels : 0.0;
     *labels_out = labels;
     return STATUS_OK;
 }

@@ -1,5 +1,5 @@
-/* ImageCache: decoded images of a data set that is small enough, so that epochs after the first need
- * no decoding. All or nothing: a set that does not fit is not cached at all, and costs nothing.
+/* ImageCache: decoded images of a data set that is small enough, so that epochs after the first
+ * need no decoding. All or nothing: a set that does not fit is not cached at all.
  * Threading: one owner thread.
  */
 #ifndef TRAIN_IMAGE_CACHE_H

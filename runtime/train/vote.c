@@ -14,6 +14,13 @@ static Status reduce(Comm *world, double *device_values, double *values, int cou
     return stream_wait(stream, clock_deadline_in_ms(timeout_ms));
 }
 
+Status vote_sum(Comm *world, double *device_values, double *values, int count, Stream *stream,
+                int64_t timeout_ms)
+{
+    CHECK(count <= BALLOT_VALUES);
+    return reduce(world, device_values, values, count, COMM_REDUCE_SUM, stream, timeout_ms);
+}
+
 Status vote_run(Comm *world, double *device_values, Ballot *ballot, Stream *stream,
                 int64_t timeout_ms)
 {
@@ -23,8 +30,8 @@ Status vote_run(Comm *world, double *device_values, Ballot *ballot, Stream *stre
     ballot->encoder_square += sums.encoder_square;
     ballot->llm_square += sums.llm_square;
     ballot->rows_square += sums.rows_square;
-    return reduce(world, device_values, &ballot->encoder_square, BALLOT_VALUES, COMM_REDUCE_SUM,
-                  stream, timeout_ms);
+    return vote_sum(world, device_values, &ballot->encoder_square, BALLOT_VALUES, stream,
+                    timeout_ms);
 }
 
 const char *vote_culprit(const Ballot *sum)

@@ -30,6 +30,10 @@ _Static_assert(sizeof(Ballot) == BALLOT_VALUES * sizeof(double), "a ballot is su
 Status vote_run(Comm *world, double *device_values, Ballot *ballot, Stream *stream,
                 int64_t timeout_ms) STATUS_CHECKED;
 
+/* Sums `count` values over the world, at most BALLOT_VALUES. */
+Status vote_sum(Comm *world, double *device_values, double *values, int count, Stream *stream,
+                int64_t timeout_ms) STATUS_CHECKED;
+
 /* The module where a value that is not finite comes from; NULL when all are finite. Pure. */
 const char *vote_culprit(const Ballot *sum);
 

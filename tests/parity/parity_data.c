@@ -57,6 +57,19 @@ void parity_data_write(ParityData *data, const int *images, int num)
     testing_tar_close(&tar);
 }
 
+void parity_data_spoil(const ParityData *data)
+{
+    static char bytes[64 * 1024];
+    FILE *file = fopen(data->shard, "r+");
+    CHECK(file);
+    size_t size_bytes = fread(bytes, 1, sizeof bytes, file);
+    const char *pixels = memmem(bytes, size_bytes, "IDAT", 4);
+    CHECK(pixels);
+    CHECK(fseek(file, (long)(pixels - bytes) + 4, SEEK_SET) == 0);
+    CHECK(fwrite("spoiled.", 1, 8, file) == 8);
+    CHECK(fclose(file) == 0);
+}
+
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
 {
     (void)info;

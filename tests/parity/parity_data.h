@@ -16,6 +16,8 @@ typedef struct ParityData {
 /* A tar with `num` samples; sample i has images[i] images of uneven sizes, and a caption of a
  * length of its own. */
 void parity_data_write(ParityData *data, const int *images, int num);
+/* Spoils the first image, whose header stays good. */
+void parity_data_spoil(const ParityData *data);
 /* Removes the folder with all that is in it. */
 void parity_data_remove(ParityData *data);
 

@@ -265,6 +265,33 @@ static void test_stop(void **state)
     parity_data_remove(&data);
 }
 
+/* One rank's bad file ends the job on all ranks; its own message says where. */
+static void test_bad_image(void **state)
+{
+    (void)state;
+    static const int images[] = {1, 0};
+    ParityData data;
+    parity_data_write(&data, images, 2);
+    parity_data_spoil(&data);
+    ParityRank ranks[PARITY_RANKS_MAX];
+    const ParityOptions options = {
+        .shard = data.shard, .layout = {1, 2, 2, 1}, .steps = 3, .batch = 2, .seed = SEED};
+    JobSpec *spec = parity_spec(&options);
+    ParityRun run = {.spec = spec, .layout = options.layout};
+    parity_run(&run, ranks);
+    int named = 0;
+    for (int i = 0; i < parity_ranks(options.layout); i++) {
+        assert_int_not_equal(ranks[i].status, STATUS_OK);
+        named += strstr(ranks[i].message, "step 1, microbatch 0, ENCODE") &&
+                 strstr(ranks[i].message, "sample-00");
+    }
+    if (named == 0) {
+        fail_msg("rank 0: %s", ranks[0].message);
+    }
+    viaduct__v1__job_spec__free_unpacked(spec, NULL);
+    parity_data_remove(&data);
+}
+
 /* ---- evaluation ---- */
 
 static void near(double found, double expected)
@@ -349,7 +376,7 @@ int main(void)
         cmocka_unit_test(test_few_samples),       cmocka_unit_test(test_small_data),
         cmocka_unit_test(test_masked_microbatch), cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_not_finite),        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_evaluation),
+        cmocka_unit_test(test_bad_image),         cmocka_unit_test(test_evaluation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
