@@ -89,24 +89,28 @@ static Status make_tokens(Bench *bench)
     enum {
         TOKENS = SAMPLES * SAMPLE_TOKENS
     };
-    int32_t *ints = NULL; /* ids, positions, labels [tokens], segment_begins [samples + 1] */
-    TRY(device_alloc(bench->device, (3 * TOKENS + SAMPLES + 1) * (int64_t)sizeof(int32_t),
-                     (void **)&ints));
+    int32_t *ids =
+        NULL; /* [tokens]; behind them positions, labels [tokens] and begins [samples + 1] */
+    TRY(device_alloc(bench->device, (int64_t)(3 * TOKENS + SAMPLES + 1) * (int64_t)sizeof(int32_t),
+                     (void **)&ids));
+    int32_t *positions = ids + TOKENS;
+    int32_t *labels = positions + TOKENS;
+    int32_t *begins = labels + TOKENS;
     for (int32_t i = 0; i < TOKENS; i++) {
-        ints[i] = (int32_t)rng_below((Rng){1, 2}, (uint64_t)i, VOCABULARY);
-        ints[TOKENS + i] = i % SAMPLE_TOKENS;
-        ints[2 * TOKENS + i] = (int32_t)rng_below((Rng){1, 3}, (uint64_t)i, VOCABULARY);
+        ids[i] = (int32_t)rng_below((Rng){1, 2}, (uint64_t)i, VOCABULARY);
+        positions[i] = i % SAMPLE_TOKENS;
+        labels[i] = (int32_t)rng_below((Rng){1, 3}, (uint64_t)i, VOCABULARY);
     }
     for (int32_t i = 0; i <= SAMPLES; i++) {
-        ints[3 * TOKENS + i] = i * SAMPLE_TOKENS;
+        begins[i] = i * SAMPLE_TOKENS;
     }
     bench->batch = (ModuleBatch){
         .num_tokens = TOKENS,
         .num_segments = SAMPLES,
-        .segment_begins = ints + 3 * TOKENS,
-        .ids = ints,
-        .positions = ints + TOKENS,
-        .labels = ints + 2 * TOKENS,
+        .segment_begins = begins,
+        .ids = ids,
+        .positions = positions,
+        .labels = labels,
         .loss_scale = 1.0f / TOKENS,
     };
     return STATUS_OK;
@@ -127,8 +131,10 @@ static Status open_bench(const char *name, Bench *bench)
     model.projector = &projector;
     model.llm = &llm;
     ModuleContext context = {bench->device, bench->kernels, bench->stream, NULL};
-    ModuleLimits limits = {
-        .slots = 1, .images = IMAGES, .tokens = SAMPLES * SAMPLE_TOKENS, .segments = SAMPLES};
+    ModuleLimits limits = {.slots = 1,
+                           .images = IMAGES,
+                           .tokens = (int64_t)SAMPLES * SAMPLE_TOKENS,
+                           .segments = SAMPLES};
     const ModuleOps *ops = is_vit ? &vision_module_ops : &llm_module_ops;
     TRY(ops->create(&model, &context, &limits, &bench->module));
     ParamSet *params = &bench->module->params;
@@ -169,13 +175,11 @@ static Status print_peak(void)
     float *memory = NULL;
     TRY(device_open("cpu", 0, &device));
     TRY(stream_create(device, &stream));
-    TRY(device_alloc(device, 3 * (int64_t)SIZE * SIZE * (int64_t)sizeof(float), (void **)&memory));
-    MatMul matmul = {.c = memory,
-                     .a = memory + SIZE * SIZE,
-                     .b = memory + 2 * SIZE * SIZE,
-                     .m = SIZE,
-                     .n = SIZE,
-                     .k = SIZE};
+    const int64_t count = (int64_t)SIZE * SIZE;
+    const int64_t size_bytes = 3 * count * (int64_t)sizeof(float);
+    TRY(device_alloc(device, size_bytes, (void **)&memory));
+    MatMul matmul = {
+        .c = memory, .a = memory + count, .b = memory + 2 * count, .m = SIZE, .n = SIZE, .k = SIZE};
     double best = 0.0;
     for (int trial = 0; trial < TRIALS; trial++) {
         int64_t begin_ns = clock_now_ns();
@@ -186,7 +190,7 @@ static Status print_peak(void)
         best = rate > best ? rate : best;
     }
     printf("%.1f\n", best);
-    device_free(device, memory, 3 * (int64_t)SIZE * SIZE * (int64_t)sizeof(float));
+    device_free(device, memory, size_bytes);
     stream_destroy(stream);
     device_close(device);
     return STATUS_OK;
