@@ -53,7 +53,7 @@ for stage in $stages; do
         ;;
     tsan)
         TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:history_size=4" \
-            run_ctest tsan -R '^(base|comm|coordinator|reshard|data_loader)_'
+            run_ctest tsan -R '^(base|comm|coordinator|reshard|rpc|data_loader|train_worker_loop|parity)_'
         ;;
     tidy)
         if ./tests/tidy/clang_tidy.sh build/release >"$logs/clang-tidy.log" 2>&1; then
