@@ -3,10 +3,13 @@
  * members "1f385_1f3fb.png" and "1f385_1f3fb.txt". The same bytes on every run.
  *
  * What is held out, a tenth, can be guessed from what is learnt: it asks for known parts put
- * together anew, not for names never heard. A family is a picture and its five skin tones, all six
- * there. Families take turns, in the order of the hashes of their code points; at its turn a family
- * gives, of the tones that are not neighbours of one that it gave before, the one of lowest hash.
- * So the toneless picture stays in training, and the neighbours of each tone that is held out.
+ * together anew, not for names never heard.
+ *   A family is a picture and its five skin tones, all six there. Families and pictures are ranked
+ *   by the hash of their code points.
+ *   - A tenth of the held-out pictures are the toneless pictures of the first families; their five
+ *     tones are all in training.
+ *   - The others are tones of the remaining families, in order of rank, at most three of a family;
+ *     the toneless picture and two other tones, at least, are in training.
  */
 #include "base/config.h"
 #include "base/hash.h"
@@ -40,17 +43,19 @@ enum {
     VARIATION_SELECTOR = 0xfe0f, /* "as a picture": pictures' names leave it out */
     FLAG_FIRST = 0x1f1e6,        /* regional indicator A: AC.png is the flag of AC */
     HELDOUT_SHARE = 10,          /* one of so many */
-    FAMILY_HELDOUT_MAX = 3,      /* light, medium and dark: the most that are not neighbours */
+    TONELESS_SHARE = 10,         /* of the held-out ones, one of so many */
+    FAMILY_HELDOUT_MAX = 3,
 };
 
 typedef struct Emoji {
     uint32_t points[POINTS_MAX];
     int num_points;
     char name[NAME_BYTES];
-    char key[KEY_BYTES];            /* code points, "1f385_1f3fb" */
-    char *file;                     /* of the picture, owned; NULL while only the name is known */
-    int num_tones;                  /* of a toneless picture */
-    struct Emoji *tones[NUM_TONES]; /* of a toneless picture, from light to dark */
+    char key[KEY_BYTES]; /* code points, "1f385_1f3fb" */
+    char *file;          /* of the picture, owned; NULL while only the name is known */
+    int64_t base;        /* of a toned picture: its toneless one; -1: none */
+    int num_tones;       /* of a toneless picture: how many toned ones it has */
+    int num_heldout;     /* of a toneless picture: tones of it that are held out */
     bool is_heldout;
 } Emoji;
 
@@ -144,7 +149,7 @@ static Status read_names(const char *path, EmojiList *list)
     char line[1024];
     Status status = STATUS_OK;
     while (status == STATUS_OK && fgets(line, sizeof line, file)) {
-        Emoji emoji = {0};
+        Emoji emoji = {.base = -1};
         if (parse_name_line(line, &emoji)) {
             status = memory_grow((void **)&list->items, &list->capacity, list->count + 1,
                                  sizeof *list->items);
@@ -235,26 +240,22 @@ static void drop_unseen(EmojiList *list)
     list->count = kept;
 }
 
-/* Only single tones: a picture of two people may have two. */
 static void find_families(EmojiList *list)
 {
     for (size_t i = 0; i < list->count; i++) {
         Emoji *emoji = &list->items[i];
         Emoji base = {0};
-        uint32_t tone = 0;
         for (int p = 0; p < emoji->num_points; p++) {
-            if (is_tone(emoji->points[p])) {
-                tone = emoji->points[p];
-            } else {
+            if (!is_tone(emoji->points[p])) {
                 base.points[base.num_points++] = emoji->points[p];
             }
         }
-        if (base.num_points + 1 != emoji->num_points || base.num_points == 0) {
+        if (base.num_points == emoji->num_points || base.num_points == 0) {
             continue;
         }
         Emoji *found = find_emoji(list, &base);
-        if (found && !found->tones[tone - TONE_FIRST]) {
-            found->tones[tone - TONE_FIRST] = emoji;
+        if (found) {
+            emoji->base = found - list->items;
             found->num_tones++;
         }
     }
@@ -276,47 +277,37 @@ static int compare_ranks(const void *a, const void *b)
     return strcmp(left->emoji->key, right->emoji->key);
 }
 
-/* A family's turn: the tone that it gives next, NULL when it has none left. */
-static Emoji *choose_tone(const Emoji *base)
-{
-    Emoji *chosen = NULL;
-    for (int i = 0; i < NUM_TONES; i++) {
-        Emoji *tone = base->tones[i];
-        bool is_free = !tone->is_heldout && !(i > 0 && base->tones[i - 1]->is_heldout) &&
-                       !(i + 1 < NUM_TONES && base->tones[i + 1]->is_heldout);
-        if (is_free && (!chosen || hash_text(tone->key) < hash_text(chosen->key))) {
-            chosen = tone;
-        }
-    }
-    return chosen;
-}
-
 /* Marks what is held out, by the rule at the head of this file. */
-static Status hold_out(EmojiList *list, int *num_families_out, int *num_heldout_out)
+static Status hold_out(EmojiList *list, int *num_toneless_out, int *num_toned_out)
 {
-    Rank *families = NULL;
-    int num_families = 0;
-    TRY(MEMORY_NEW(&families, list->count));
+    Rank *ranks = NULL;
+    TRY(MEMORY_NEW(&ranks, list->count));
     for (size_t i = 0; i < list->count; i++) {
-        Emoji *emoji = &list->items[i];
-        if (emoji->num_tones == NUM_TONES) {
-            families[num_families++] = (Rank){.hash = hash_text(emoji->key), .emoji = emoji};
-        }
+        ranks[i] = (Rank){.hash = hash_text(list->items[i].key), .emoji = &list->items[i]};
     }
-    CHECK(families != NULL);
-    qsort(families, (size_t)num_families, sizeof *families, compare_ranks);
+    qsort(ranks, list->count, sizeof *ranks, compare_ranks);
     int wanted = (int)list->count / HELDOUT_SHARE;
-    int heldout = 0;
-    for (int turn = 0; turn < FAMILY_HELDOUT_MAX * num_families && heldout < wanted; turn++) {
-        Emoji *tone = choose_tone(families[turn % num_families].emoji);
-        if (tone) {
-            tone->is_heldout = true;
-            heldout++;
+    int toneless_wanted = wanted / TONELESS_SHARE;
+    int toneless = 0;
+    int toned = 0;
+    for (size_t i = 0; i < list->count && toneless < toneless_wanted; i++) {
+        Emoji *emoji = ranks[i].emoji;
+        emoji->is_heldout = emoji->num_tones == NUM_TONES;
+        toneless += emoji->is_heldout;
+    }
+    for (size_t i = 0; i < list->count && toned < wanted - toneless; i++) {
+        Emoji *emoji = ranks[i].emoji;
+        Emoji *base = emoji->base >= 0 ? &list->items[emoji->base] : NULL;
+        if (base && !base->is_heldout && base->num_tones == NUM_TONES &&
+            base->num_heldout < FAMILY_HELDOUT_MAX) {
+            emoji->is_heldout = true;
+            base->num_heldout++;
+            toned++;
         }
     }
-    memory_free(families);
-    *num_families_out = num_families;
-    *num_heldout_out = heldout;
+    memory_free(ranks);
+    *num_toneless_out = toneless;
+    *num_toned_out = toned;
     return STATUS_OK;
 }
 
@@ -478,8 +469,8 @@ static Status make_dataset(const char *pictures, const char *names, const char *
                            EmojiList *list)
 {
     int num_unnamed = 0;
-    int num_families = 0;
-    int num_heldout = 0;
+    int num_toneless = 0;
+    int num_toned = 0;
     TRY(read_names(names, list));
     TRY(read_pictures(pictures, list, &num_unnamed));
     drop_unseen(list);
@@ -489,12 +480,13 @@ static Status make_dataset(const char *pictures, const char *names, const char *
                     pictures);
     }
     find_families(list);
-    TRY(hold_out(list, &num_families, &num_heldout));
+    TRY(hold_out(list, &num_toneless, &num_toned));
+    int num_heldout = num_toneless + num_toned;
     printf("%zu pairs (%d pictures without a name left out): %zu to train, %d held out\n",
            list->count, num_unnamed, list->count - (size_t)num_heldout, num_heldout);
-    printf("held out are skin tones, at most %d of 5 from each of %d families; the toneless "
-           "pictures and the tones next to them are in training\n",
-           FAMILY_HELDOUT_MAX, num_families);
+    printf("held out: %d skin tones whose toneless picture and two other tones are in training, "
+           "%d toneless pictures whose five tones are\n",
+           num_toned, num_toneless);
     TRY(write_shards(list, output));
     return STATUS_OK;
 }

@@ -1,10 +1,17 @@
 #include "base/memory.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* No object can be larger than PTRDIFF_MAX bytes. */
+static bool is_too_large(size_t count, size_t element_bytes)
+{
+    return element_bytes > 0 && count > PTRDIFF_MAX / element_bytes;
+}
 
 Status memory_alloc(size_t count, size_t element_bytes, void **out)
 {
@@ -12,7 +19,7 @@ Status memory_alloc(size_t count, size_t element_bytes, void **out)
         *out = NULL;
         return STATUS_OK;
     }
-    void *pointer = calloc(count, element_bytes);
+    void *pointer = is_too_large(count, element_bytes) ? NULL : calloc(count, element_bytes);
     if (!pointer) {
         return fail(STATUS_NO_MEMORY, "no memory for %zu elements of %zu bytes", count,
                     element_bytes);
@@ -30,7 +37,8 @@ Status memory_grow(void **array, size_t *capacity, size_t count, size_t element_
     while (wanted < count && wanted <= SIZE_MAX / 2) {
         wanted *= 2;
     }
-    void *grown = wanted >= count ? reallocarray(*array, wanted, element_bytes) : NULL;
+    bool is_possible = wanted >= count && !is_too_large(wanted, element_bytes);
+    void *grown = is_possible ? reallocarray(*array, wanted, element_bytes) : NULL;
     if (!grown) {
         return fail(STATUS_NO_MEMORY, "no memory for %zu elements of %zu bytes", count,
                     element_bytes);

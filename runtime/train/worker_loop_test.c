@@ -117,7 +117,8 @@ static Status stand_in_run(Trainer *trainer)
 static const WorkerEngine stand_in = {open_world, stand_in_create, stand_in_run, stand_in_stop,
                                       stand_in_destroy};
 
-/* ---------------------------------------------------------------- the coordinator that the test plays */
+/* ---------------------------------------------------------------- the coordinator that the test
+ * plays */
 typedef struct Fake {
     uv_loop_t loop;
     Rpc *rpc;

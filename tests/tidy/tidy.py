@@ -57,12 +57,8 @@ class Tidy:
     def __init__(self, root):
         self.root = root
         self.findings = []
-        listed = subprocess.run(["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "*.c", "*.h"],
-                                capture_output=True, text=True, check=False)
-        if listed.returncode == 0:
-            names = listed.stdout.split()
-        else:
-            names = [str(p.relative_to(root)) for p in root.rglob("*.[ch]") if "build" not in p.relative_to(root).parts]
+        names = [str(path.relative_to(root)) for path in root.rglob("*.[ch]")]
+        names = [name for name in names if not name.startswith(("build/", "out/", "."))]
         self.files = sorted(name for name in names if (root / name).is_file())
 
     def report(self, name, line, message):
