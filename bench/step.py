@@ -16,6 +16,9 @@ MODELS = {
     "vit": "ViT: width 384, 12 layers, 6 heads, 197 tokens, batch 8",
     "decoder": "decoder: width 384, 4 layers, 6 heads, 256 tokens, batch 4, vocabulary 4096",
 }
+TURN_STEPS = 2
+
+
 # Floating-point operations of the matrix products of one step (forward + twice that for backward), attention included.
 def step_flops(model):
     if model == "vit":
@@ -33,7 +36,8 @@ class Runner:
     """A child that answers "run N" with the seconds that N steps took."""
 
     def __init__(self, command, threads):
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="active")
+        # The default wait policy: threads of the child that waits for its turn sleep, and do not spin on the cores.
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                       env=environment)
 
@@ -58,8 +62,8 @@ def best_threads(model, cores):
     times = {}
     for threads in range(1, cores + 1):
         runner = Runner([sys.executable, __file__, "--torch", model], threads)
-        runner.run(2)
-        times[threads] = min(runner.run(3) for _ in range(3))
+        runner.run(1)
+        times[threads] = min(runner.run(1) for _ in range(3))
         runner.close()
     return min(times, key=times.get)
 
@@ -68,12 +72,12 @@ def compare(bench, model, seconds, cores, peak):
     threads = best_threads(model, cores)
     ours = Runner([bench, model], cores)
     torch = Runner([sys.executable, __file__, "--torch", model], threads)
-    ours.run(3)
-    torch.run(3)
+    ours.run(2)
+    torch.run(2)
     rows = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(rows) < 5:
-        rows.append((ours.run(5) / 5, torch.run(5) / 5))
+        rows.append((ours.run(TURN_STEPS) / TURN_STEPS, torch.run(TURN_STEPS) / TURN_STEPS))
     ours.close()
     torch.close()
     our_time = statistics.median(row[0] for row in rows)
@@ -85,7 +89,7 @@ def compare(bench, model, seconds, cores, peak):
           f"{flops / our_time / 1e9 / (peak * cores):5.1%} of {cores} cores' measured peak of {peak:.0f} GFLOP/s each")
     print(f"  pytorch  {torch_time * 1e3:8.1f} ms/step  {flops / torch_time / 1e9:7.0f} GFLOP/s  (best with {threads} threads)")
     print(f"  ratio    {statistics.median(ratios):8.2f}  (pytorch / viaduct, {len(rows)} pairs, "
-          f"from {ratios[0]:.2f} to {ratios[-1]:.2f})")
+          f"from {ratios[0]:.2f} to {ratios[-1]:.2f})", flush=True)
 
 
 # ---------------------------------------------------------------- PyTorch's side

@@ -1,13 +1,16 @@
-/* Kernels: the arithmetic, one op per file. kernels/cpu is the definition; a GPU backend must agree with it.
+/* Kernels: the arithmetic, one op per file. kernels/cpu is the definition; a GPU backend must agree
+ * with it.
  *
- * Conventions, for every op: data pointers are device memory, float32, contiguous row-major, aligned to 4 bytes at least; "=" an output
- * is overwritten, "+=" it is added to. Work goes on `stream`; pointers must live until the stream passed it. Sizes of zero are fine and do
- * nothing. Errors of shape are our own bugs (CHECK); an op fails only for want of resources.
- * On the CPU, ops use the OpenMP threads of the calling thread and sum in an order that depends on sizes only, not on the number of threads
- * where that costs nothing.
+ * Conventions, for every op: data pointers are device memory, float32, contiguous row-major,
+ * aligned to 4 bytes at least; "=" an output is overwritten, "+=" it is added to. Work goes on
+ * `stream`; pointers must live until the stream passed it. Sizes of zero are fine and do nothing.
+ * Errors of shape are our own bugs (CHECK); an op fails only for want of resources. On the CPU, ops
+ * use the OpenMP threads of the calling thread and sum in an order that depends on sizes only, not
+ * on the number of threads where that costs nothing.
  *
- * Legend: N tokens or rows, D width, F inner width, H query heads, K key/value heads, W head width, V vocabulary (local part),
- * S segments (sequences packed one after another without padding).
+ * Legend: N tokens or rows, D width, F inner width, H query heads, K key/value heads, W head width,
+ * V vocabulary (local part), S segments (sequences packed one after another without padding).
+ *
  * Threading: tables are constant; any thread.
  */
 #ifndef KERNELS_KERNELS_H
@@ -24,8 +27,9 @@ typedef enum KernelActivation {
     KERNEL_ACTIVATION_QUICK_GELU, /* x * sigmoid(1.702 x), as CLIP */
 } KernelActivation;
 
-/* c [m, n] (+)= op(a) @ op(b) (+ bias [n]); op(a) is [m, k]: stored [m, k], or [k, m] when transpose_a; op(b) is [k, n]: stored [k, n],
- * or [n, k] when transpose_b (the form of a weight [out, in]). */
+/* c [m, n] (+)= op(a) @ op(b) (+ bias [n]); op(a) is [m, k]: stored [m, k], or [k, m] when
+ * transpose_a; op(b) is [k, n]: stored [k, n], or [n, k] when transpose_b (the form of a weight
+ * [out, in]). */
 typedef struct MatMul {
     float *c;
     const float *a;
@@ -37,9 +41,10 @@ typedef struct MatMul {
     bool accumulate; /* += instead of = */
 } MatMul;
 
-/* Attention over packed segments. Token t of segment s attends to the tokens of s only, and with `causal` to those not after t.
- * segment_begins [S + 1], host memory: first token of each segment, then N. Query head h uses key/value head head_map(h):
- * (first_head + h) / group - first_kv_head, where group = query heads per key/value head of the whole model, so that uneven shards work. */
+/* Attention over packed segments. Token t of segment s attends to the tokens of s only, and with
+ * `causal` to those not after t. segment_begins [S + 1], host memory: first token of each segment,
+ * then N. Query head h uses key/value head head_map(h): (first_head + h) / group - first_kv_head,
+ * where group = query heads per key/value head of the whole model, so that uneven shards work. */
 typedef struct AttentionShape {
     const int32_t *segment_begins;
     int32_t num_segments;
@@ -70,7 +75,8 @@ typedef struct Kernels {
     Status (*bias_backward)(float *bias_grad, const float *grad, int64_t n, int64_t d,
                             Stream *stream);
 
-    /* out = (x - mean) / sqrt(var + epsilon) * weight + bias, over D (Ba et al. 2016). mean, rstd [N] are saved for backward. */
+    /* out = (x - mean) / sqrt(var + epsilon) * weight + bias, over D (Ba et al. 2016). mean, rstd
+     * [N] are saved for backward. */
     Status (*layer_norm_forward)(float *out, float *mean, float *rstd, const float *x,
                                  const float *weight, const float *bias, int64_t n, int64_t d,
                                  float epsilon, Stream *stream);
@@ -80,14 +86,16 @@ typedef struct Kernels {
                                   const float *mean, const float *rstd, int64_t n, int64_t d,
                                   bool accumulate, Stream *stream);
 
-    /* out = x / sqrt(mean(x^2) + epsilon) * weight, over D (Zhang and Sennrich 2019). rstd [N] is saved. */
+    /* out = x / sqrt(mean(x^2) + epsilon) * weight, over D (Zhang and Sennrich 2019). rstd [N] is
+     * saved. */
     Status (*rms_norm_forward)(float *out, float *rstd, const float *x, const float *weight,
                                int64_t n, int64_t d, float epsilon, Stream *stream);
     Status (*rms_norm_backward)(float *x_grad, float *weight_grad, const float *out_grad,
                                 const float *x, const float *weight, const float *rstd, int64_t n,
                                 int64_t d, bool accumulate, Stream *stream);
 
-    /* out = activation(x), `count` elements; backward: x_grad = out_grad * activation'(x). x_grad may be out_grad. */
+    /* out = activation(x), `count` elements; backward: x_grad = out_grad * activation'(x). x_grad
+     * may be out_grad. */
     Status (*activation_forward)(float *out, const float *x, int64_t count, KernelActivation kind,
                                  Stream *stream);
     Status (*activation_backward)(float *x_grad, const float *out_grad, const float *x,
@@ -99,13 +107,15 @@ typedef struct Kernels {
     Status (*swiglu_backward)(float *gate_grad, float *up_grad, const float *out_grad,
                               const float *gate, const float *up, int64_t count, Stream *stream);
 
-    /* In place on x [N, H, W]: rotates pairs (i, i + W/2) by positions[n] * theta^(-2i/W), the half-split form of Hugging Face's Llama
-     * (Su et al. 2021). positions [N] are device memory. `inverse` rotates back: it is the backward pass. W must be even. */
+    /* In place on x [N, H, W]: rotates pairs (i, i + W/2) by positions[n] * theta^(-2i/W), the
+     * half-split form of Hugging Face's Llama (Su et al. 2021). positions [N] are device memory.
+     * `inverse` rotates back: it is the backward pass. W must be even. */
     Status (*rope)(float *x, const int32_t *positions, int64_t n, int heads, int head_width,
                    float theta, bool inverse, Stream *stream);
 
-    /* out [N, H, W] = softmax(scale q k^T) v in blocks with a running maximum (Dao et al. 2022; Milakov and Gimelshein 2018): no [T, T]
-     * matrix is kept. q [N, H, W], k, v [N, K, W]; log_sum_exp [N, H] is saved. */
+    /* out [N, H, W] = softmax(scale q k^T) v in blocks with a running maximum (Dao et al. 2022;
+     * Milakov and Gimelshein 2018): no [T, T] matrix is kept. q [N, H, W], k, v [N, K, W];
+     * log_sum_exp [N, H] is saved. */
     Status (*attention_forward)(float *out, float *log_sum_exp, const float *q, const float *k,
                                 const float *v, const AttentionShape *shape, Stream *stream);
     /* q_grad, k_grad, v_grad = ; probabilities are computed again from log_sum_exp. */
@@ -114,17 +124,18 @@ typedef struct Kernels {
                                  const float *k, const float *v, const AttentionShape *shape,
                                  Stream *stream);
 
-    /* out [N, D] = row ids[n] - first of table [V, D]; zeros for ids outside [first, first + V): another shard has them.
-     * backward: table_grad += . */
+    /* out [N, D] = row ids[n] - first of table [V, D]; zeros for ids outside [first, first + V):
+     * another shard has them. backward: table_grad += . */
     Status (*embedding_forward)(float *out, const float *table, const int32_t *ids, int64_t n,
                                 int64_t d, int32_t first, int64_t v, Stream *stream);
     Status (*embedding_backward)(float *table_grad, const float *out_grad, const int32_t *ids,
                                  int64_t n, int64_t d, int32_t first, int64_t v, Stream *stream);
 
-    /* Cross-entropy over a vocabulary cut into shards, in three steps with a reduction over tp after the first and the second:
-     * max [N] = largest local logit; then sums [N, 2] = {sum exp(logit - max), target logit - max or 0 if elsewhere};
-     * then logits become their own gradient in place, scale * (softmax - onehot), and losses [N] = log(sums0) - sums1.
-     * Rows with label < 0 count nothing: loss 0, gradient 0. logits [N, V], labels [N] global ids. */
+    /* Cross-entropy over a vocabulary cut into shards, in three steps with a reduction over tp
+     * after the first and the second: max [N] = largest local logit; then sums [N, 2] = {sum
+     * exp(logit - max), target logit - max or 0 if elsewhere}; then logits become their own
+     * gradient in place, scale * (softmax - onehot), and losses [N] = log(sums0) - sums1. Rows with
+     * label < 0 count nothing: loss 0, gradient 0. logits [N, V], labels [N] global ids. */
     Status (*cross_entropy_max)(float *max, const float *logits, int64_t n, int64_t v,
                                 Stream *stream);
     Status (*cross_entropy_sums)(float *sums, const float *logits, const float *max,
@@ -134,25 +145,29 @@ typedef struct Kernels {
                                    const float *sums, const int32_t *labels, int64_t n, int64_t v,
                                    int32_t first, float scale, Stream *stream);
 
-    /* patches [images * (size/patch)^2, 3 * patch * patch] from pixels u8 [images, size, size, 3] (RGB), as the matrix whose product with a
-     * convolution weight [D, 3, patch, patch] is the patch embedding; value = (pixel/255 - mean[c]) / std[c]. size % patch == 0. */
+    /* patches [images * (size/patch)^2, 3 * patch * patch] from pixels u8 [images, size, size, 3]
+     * (RGB), as the matrix whose product with a convolution weight [D, 3, patch, patch] is the
+     * patch embedding; value = (pixel/255 - mean[c]) / std[c]. size % patch == 0. */
     Status (*patches_forward)(float *patches, const uint8_t *pixels, const float mean[3],
                               const float std[3], int64_t images, int size, int patch,
                               Stream *stream);
 
-    /* out [B, T, D] += table [T, D] for each of B blocks; backward: table_grad += sums over blocks. */
+    /* out [B, T, D] += table [T, D] for each of B blocks; backward: table_grad += sums over blocks.
+     */
     Status (*add_table)(float *out, const float *table, int64_t blocks, int64_t t, int64_t d,
                         Stream *stream);
     Status (*add_table_backward)(float *table_grad, const float *out_grad, int64_t blocks,
                                  int64_t t, int64_t d, Stream *stream);
 
-    /* out[i] = x[index[i]] / out[index[i]] = x[i], rows of D; index [N] in device memory; indices of a scatter are distinct. */
+    /* out[i] = x[index[i]] / out[index[i]] = x[i], rows of D; index [N] in device memory; indices
+     * of a scatter are distinct. */
     Status (*gather_rows)(float *out, const float *x, const int32_t *index, int64_t n, int64_t d,
                           Stream *stream);
     Status (*scatter_rows)(float *out, const float *x, const int32_t *index, int64_t n, int64_t d,
                            Stream *stream);
 
-    /* Copies [rows, cols] between matrices with row strides in elements (cutting qkv apart, class token rows, shards). */
+    /* Copies [rows, cols] between matrices with row strides in elements (cutting qkv apart, class
+     * token rows, shards). */
     Status (*copy_matrix)(float *to, int64_t to_stride, const float *from, int64_t from_stride,
                           int64_t rows, int64_t cols, Stream *stream);
 
@@ -169,11 +184,13 @@ typedef struct Kernels {
     Status (*argmax_rows)(float *value, int32_t *index, const float *x, int64_t n, int64_t v,
                           int32_t first, Stream *stream);
 
-    /* Decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW: w *= 1 - lr * wd; m, v updated; w -= lr * mhat / (sqrt(vhat)
+    /* Decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW: w *= 1 - lr * wd;
+     * m, v updated; w -= lr * mhat / (sqrt(vhat)
      * + epsilon). */
     Status (*adamw)(float *w, float *m, float *v, const float *grad, int64_t count,
                     const AdamWStep *step, Stream *stream);
-    /* w -= learning_rate * (grad_scale * grad + weight_decay * w), as torch.optim.SGD without momentum. */
+    /* w -= learning_rate * (grad_scale * grad + weight_decay * w), as torch.optim.SGD without
+     * momentum. */
     Status (*sgd)(float *w, const float *grad, int64_t count, float learning_rate,
                   float weight_decay, float grad_scale, Stream *stream);
 } Kernels;

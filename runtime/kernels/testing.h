@@ -1,5 +1,6 @@
-/* What the kernels' tests share: seeded arrays, comparison with references in double precision, and gradients by
- * central differences of such a reference.
+/* What the kernels' tests share: seeded arrays, comparison with references in double precision, and
+ * gradients by central differences of such a reference.
+ *
  * Threading: one thread, apart from OpenMP inside the ops.
  */
 #ifndef KERNELS_TESTING_H
@@ -137,7 +138,8 @@ static inline void assert_same_bits(const float *a, const float *b, int64_t coun
     }
 }
 
-/* grad [count] must be `before` (NULL: 0) plus the derivative of loss(context) by x [count], which loss reads. */
+/* grad [count] must be `before` (NULL: 0) plus the derivative of loss(context) by x [count], which
+ * loss reads. */
 static inline void assert_gradient(double (*loss)(const void *context), const void *context,
                                    double *x, int64_t count, const float *grad, const float *before,
                                    double tolerance, const char *what)

@@ -1,4 +1,5 @@
-/* Attention in blocks of queries and keys: the products by gemm, the softmax between them in the cache.
+/* Attention in blocks of queries and keys: the products by gemm, the softmax between them in the
+ * cache.
  *
  * Legend: T tokens of one segment, W head width, Q queries and C keys of one block.
  */
@@ -79,7 +80,8 @@ static void scale_row(float *row, float factor, int64_t count)
     }
 }
 
-/* Scores [Q, C] become e^(score - max), 0 where masked; out [Q, W], summed under the old maximum, is brought to the new one. */
+/* Scores [Q, C] become e^(score - max), 0 where masked; out [Q, W], summed under the old maximum,
+ * is brought to the new one. */
 static void soften_block(const AttentionShape *shape, float *scores, float *out, Range queries,
                          Range keys, Running *running)
 {
@@ -170,6 +172,7 @@ static bool forward_block(const Forward *f, int64_t segment, int head, Range que
     return ok;
 }
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): written through the struct. */
 Status attention_forward_cpu(float *out, float *log_sum_exp, const float *q, const float *k,
                              const float *v, const AttentionShape *shape, Stream *stream)
 {
@@ -216,8 +219,8 @@ typedef struct Block {
     float mean_grad[QUERIES_MAX]; /* out_grad . out of each query */
 } Block;
 
-/* scores [Q, C] become the probabilities, and grads [Q, C], which come as out_grad v^T, the gradients of the scores:
- * p = e^(score - log_sum_exp), grad = scale p (grad - out_grad . out). */
+/* scores [Q, C] become the probabilities, and grads [Q, C], which come as out_grad v^T, the
+ * gradients of the scores: p = e^(score - log_sum_exp), grad = scale p (grad - out_grad . out). */
 static void unsoften_block(const Backward *b, const Block *block, float *scores, float *grads)
 {
     const AttentionShape *shape = b->shape;
@@ -333,7 +336,8 @@ static int backward_head(const Backward *b, int64_t segment, int head)
     return failed;
 }
 
-/* One key/value head of one segment, with all query heads that use it: their sums meet in one thread. */
+/* One key/value head of one segment, with all query heads that use it: their sums meet in one
+ * thread. */
 static int backward_kv_head(const Backward *b, int64_t segment, int kv_head)
 {
     const AttentionShape *shape = b->shape;
@@ -352,7 +356,8 @@ static int backward_kv_head(const Backward *b, int64_t segment, int kv_head)
     return failed;
 }
 
-/* NOLINTNEXTLINE(readability-function-size): the parameters of the op. */
+/* The parameters of the op, some written through the struct. */
+/* NOLINTNEXTLINE(readability-function-size,readability-non-const-parameter) */
 Status attention_backward_cpu(float *q_grad, float *k_grad, float *v_grad, const float *out_grad,
                               const float *out, const float *log_sum_exp, const float *q,
                               const float *k, const float *v, const AttentionShape *shape,

@@ -137,7 +137,8 @@ static void test_plain_heads(void **state)
     }
 }
 
-/* 9 query heads on 3 key/value heads, cut unevenly: heads 2..6 need key/value heads 0..2; and 4..5 only head 1. */
+/* 9 query heads on 3 key/value heads, cut unevenly: heads 2..6 need key/value heads 0..2; and 4..5
+ * only head 1. */
 static void test_grouped_heads_in_uneven_shards(void **state)
 {
     for (int causal = 0; causal < 2; causal++) {
@@ -162,7 +163,8 @@ static void test_grouped_heads_in_uneven_shards(void **state)
     }
 }
 
-/* A key/value head that no local query head uses gets gradients of zero; no heads and no tokens do nothing. */
+/* A key/value head that no local query head uses gets gradients of zero; no heads and no tokens do
+ * nothing. */
 static void test_nothing_to_do(void **state)
 {
     static const int32_t none[] = {0, 0};

@@ -1,7 +1,8 @@
-/* The CPU backend's ops, one file each; kernels.h has their contracts. Streams of the CPU run at once, so
- * every op is done when it returns and `stream` is not looked at.
- * Determinism: work is cut into pieces by sizes, each piece is summed by one thread in one order, so that results
- * do not depend on the number of threads.
+/* The CPU backend's ops, one file each; kernels.h has their contracts. Streams of the CPU run at
+ * once, so every op is done when it returns and `stream` is not looked at. Determinism: work is cut
+ * into pieces by sizes, each piece is summed by one thread in one order, so that results do not
+ * depend on the number of threads.
+ *
  * Threading: pure functions on the caller's memory; any thread.
  */
 #ifndef KERNELS_CPU_CPU_H
@@ -21,8 +22,8 @@ enum {
     CPU_CACHE_LINE = 16, /* floats */
 };
 
-/* The columns of [0, d) that the calling thread of a parallel region sums: whole cache lines, so that no two threads
- * write to one. */
+/* The columns of [0, d) that the calling thread of a parallel region sums: whole cache lines, so
+ * that no two threads write to one. */
 static inline Range cpu_thread_columns(int64_t d)
 {
     int64_t lines = (d + CPU_CACHE_LINE - 1) / CPU_CACHE_LINE;
@@ -38,7 +39,8 @@ static inline Range cpu_thread_rows(int64_t begin, int64_t end)
     return (Range){begin + part.begin, begin + part.end};
 }
 
-/* memcpy and memset of `count` floats; without any, the pointers may be NULL, which those two forbid. */
+/* memcpy and memset of `count` floats; without any, the pointers may be NULL, which those two
+ * forbid. */
 static inline void cpu_copy(float *to, const float *from, int64_t count)
 {
     if (count > 0) {

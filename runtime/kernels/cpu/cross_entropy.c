@@ -16,7 +16,8 @@ Status cross_entropy_sums_cpu(float *sums, const float *logits, const float *max
                               Stream *stream)
 {
     (void)stream;
-    /* Rows without a label cost nothing, and labels come in runs: small pieces keep the threads even. */
+    /* Rows without a label cost nothing, and labels come in runs: small pieces keep the threads
+     * even. */
 #pragma omp parallel for if (n * v >= CPU_PARALLEL_MIN) schedule(static, 8)
     for (int64_t i = 0; i < n; i++) {
         const float *row = logits + i * v;

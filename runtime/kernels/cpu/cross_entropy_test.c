@@ -42,8 +42,9 @@ static float *cut_columns(Fixture *f, const float *x, int64_t n, int64_t v, int6
     return part;
 }
 
-/* Runs the three steps over vocabulary shards with bounds cuts[0..parts], combining as a group of ranks would.
- * losses [N]; grads [N, V] in one piece. */
+/* Runs the three steps over vocabulary shards with bounds cuts[0..parts], combining as a group of
+ * ranks would. losses [N]; grads [N, V] in one piece. */
+/* NOLINTNEXTLINE(readability-function-size): a whole computation, told by its parameters. */
 static void run_shards(Fixture *f, const float *logits, const int32_t *labels, int64_t n, int64_t v,
                        const int64_t *cuts, int parts, float scale, float *losses, float *grads)
 {

@@ -3,7 +3,8 @@
 #include <dnnl.h>
 #include <omp.h>
 
-/* dnnl_sgemm has no state, so there is nothing to cache per shape, and it is as fast here as oneDNN's matmul primitive. */
+/* dnnl_sgemm has no state, so there is nothing to cache per shape, and it is as fast here as
+ * oneDNN's matmul primitive. */
 bool gemm_compute(const Gemm *g)
 {
     /* Outside parallel regions oneDNN would start all threads, and may cut k between them. */

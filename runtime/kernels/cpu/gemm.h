@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* c [m, n] = alpha op(a) @ op(b) + beta c. Strides are elements between stored rows; a is stored [m, k], or [k, m] when
- * transpose_a, and b likewise. beta 0 overwrites, whatever c held. */
+/* c [m, n] = alpha op(a) @ op(b) + beta c. Strides are elements between stored rows; a is stored
+ * [m, k], or [k, m] when transpose_a, and b likewise. beta 0 overwrites, whatever c held. */
 typedef struct Gemm {
     float *c;
     const float *a;
@@ -20,7 +20,8 @@ typedef struct Gemm {
     bool transpose_b;
 } Gemm;
 
-/* False when the library fails, which it does for want of memory only. The order of the sums depends on the sizes. */
+/* False when the library fails, which it does for want of memory only. The order of the sums
+ * depends on the sizes. */
 bool gemm_compute(const Gemm *gemm);
 
 #endif

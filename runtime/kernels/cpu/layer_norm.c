@@ -48,6 +48,7 @@ static void x_grad_row(const Backward *b, int64_t i)
     float r = b->rstd[i];
     float mean_g = row_dot(out_grad, weight, d) / (float)d;
     float mean_gh = row_dot_centred(out_grad, weight, x, m, d) * r / (float)d;
+    /* NOLINTNEXTLINE(bugprone-branch-clone): the branches differ inside the pragma. */
     if (b->accumulate) {
 #pragma omp simd
         for (int64_t j = 0; j < d; j++) {
@@ -61,7 +62,8 @@ static void x_grad_row(const Backward *b, int64_t i)
     }
 }
 
-/* weight_grad += sum of out_grad h, bias_grad += sum of out_grad, over `rows` and `columns`; two rows at a time. */
+/* weight_grad += sum of out_grad h, bias_grad += sum of out_grad, over `rows` and `columns`; two
+ * rows at a time. */
 static void add_weight_grads(const Backward *b, Range rows, Range columns)
 {
     int64_t d = b->d;
@@ -87,7 +89,8 @@ static void add_weight_grads(const Backward *b, Range rows, Range columns)
     }
 }
 
-/* NOLINTNEXTLINE(readability-function-size): the parameters of the op. */
+/* The parameters of the op, some written through the struct. */
+/* NOLINTNEXTLINE(readability-function-size,readability-non-const-parameter) */
 Status layer_norm_backward_cpu(float *x_grad, float *weight_grad, float *bias_grad,
                                const float *out_grad, const float *x, const float *weight,
                                const float *mean, const float *rstd, int64_t n, int64_t d,

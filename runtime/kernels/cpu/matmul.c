@@ -1,15 +1,16 @@
 /* Matrix products: tiles of c, each by one thread.
  *
- * oneDNN would use all threads by itself, but may then cut k between them, and the order of the sums would depend on
- * their number. Tiles cut by the sizes alone keep the order and cost a few percent at most.
+ * oneDNN would use all threads by itself, but may then cut k between them, and the order of the
+ * sums would depend on their number. Tiles cut by the sizes alone keep the order and cost a few
+ * percent at most.
  */
 #include "base/range.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
 
 enum {
-    TILE_ROWS_MAX = 256,
-    TILE_COLS_MAX = 128,
+    TILE_ROWS_MAX = 400, /* larger ones gain nothing more */
+    TILE_COLS_MAX = 384,
     TILE_MIN = 64,          /* smaller tiles lose speed */
     TILES_WANTED = 8,       /* enough for the threads of one rank */
     PARALLEL_MIN = 1 << 18, /* multiply-adds: some 5 us of one core */
@@ -41,7 +42,8 @@ static Tiling choose_tiling(const MatMul *p)
     }
 }
 
-/* c (+)= bias, or 0, in one tile: what the product is then added to. Returns whether c has a value to add to. */
+/* c (+)= bias, or 0, in one tile: what the product is then added to. Returns whether c has a value
+ * to add to. */
 static bool begin_tile(const MatMul *p, Range rows, Range cols)
 {
     if (!p->bias && p->accumulate) {

@@ -11,7 +11,7 @@ static const Case cases[] = {
 
 static double element(const MatMul *p, const float *before, int64_t i, int64_t j)
 {
-    double sum = p->accumulate ? (double)before[i * p->n + j] : 0.0;
+    double sum = p->accumulate && before ? (double)before[i * p->n + j] : 0.0;
     sum += p->bias ? (double)p->bias[j] : 0.0;
     for (int64_t l = 0; l < p->k; l++) {
         double a = (double)(p->transpose_a ? p->a[l * p->m + i] : p->a[i * p->k + l]);
@@ -45,7 +45,8 @@ static void check_form(Fixture *f, Case size, int form)
     for (int64_t i = 0; i < size.m; i++) {
         for (int64_t j = 0; j < size.n; j++) {
             double want = element(&p, before, i, j);
-            /* The rounding of k sums of standard normal products, some four times what it is on average. */
+            /* The rounding of k sums of standard normal products, some four times what it is on
+             * average. */
             double tolerance = 2e-6 * sqrt((double)size.k + 4.0);
             assert_near((double)p.c[i * size.n + j], want, tolerance, "c", i * size.n + j);
         }
@@ -62,7 +63,8 @@ static void test_forms(void **state)
     }
 }
 
-/* A weight's gradient: few outputs, long sums. Cut among threads anyhow, but never along the sum. */
+/* A weight's gradient: few outputs, long sums. Cut among threads anyhow, but never along the sum.
+ */
 static void test_long_sum_is_the_same_for_any_threads(void **state)
 {
     Fixture *f = *state;

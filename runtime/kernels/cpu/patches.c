@@ -8,7 +8,7 @@ static void cut_patch(float *out, const uint8_t *pixels, const float factor[3],
         for (int y = 0; y < patch; y++) {
             const uint8_t *from = pixels + y * row_bytes + c;
             float *to = out + ((int64_t)c * patch + y) * patch;
-            for (int x = 0; x < patch; x++) {
+            for (int64_t x = 0; x < patch; x++) {
                 to[x] = (float)from[3 * x] * factor[c] + offset[c];
             }
         }

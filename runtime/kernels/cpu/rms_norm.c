@@ -40,6 +40,7 @@ static void x_grad_row(const Backward *b, int64_t i)
     float *x_grad = b->x_grad + i * d;
     float r = b->rstd[i];
     float factor = row_dot_centred(out_grad, weight, x, 0.0f, d) * r * r / (float)d;
+    /* NOLINTNEXTLINE(bugprone-branch-clone): the branches differ inside the pragma. */
     if (b->accumulate) {
 #pragma omp simd
         for (int64_t j = 0; j < d; j++) {
@@ -74,7 +75,8 @@ static void add_weight_grads(const Backward *b, Range rows, Range columns)
     }
 }
 
-/* NOLINTNEXTLINE(readability-function-size): the parameters of the op. */
+/* The parameters of the op, some written through the struct. */
+/* NOLINTNEXTLINE(readability-function-size,readability-non-const-parameter) */
 Status rms_norm_backward_cpu(float *x_grad, float *weight_grad, const float *out_grad,
                              const float *x, const float *weight, const float *rstd, int64_t n,
                              int64_t d, bool accumulate, Stream *stream)

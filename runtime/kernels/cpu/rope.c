@@ -29,7 +29,8 @@ Status rope_cpu(float *x, const int32_t *positions, int64_t n, int heads, int he
     (void)stream;
     int pairs = head_width / 2;
     CHECK(head_width % 2 == 0 && pairs <= PAIRS_MAX);
-    /* Frequencies and angles are rounded to float, as in Hugging Face's Llama: far positions depend on it. */
+    /* Frequencies and angles are rounded to float, as in Hugging Face's Llama: far positions depend
+     * on it. */
     float frequencies[PAIRS_MAX];
     for (int i = 0; i < pairs; i++) {
         frequencies[i] = 1.0f / (float)pow(theta, 2.0 * i / head_width);

@@ -27,7 +27,8 @@ static void check_size(Fixture *f, int64_t n, int heads, int width)
     for (int64_t i = 0; i < n * heads; i++) {
         const float *x = before + i * width;
         const float *got = results[0] + i * width;
-        double position = (double)positions[i / heads];
+        int32_t token = positions[i / heads];
+        double position = (double)token;
         for (int j = 0; j < width / 2; j++) {
             double angle = position * pow(theta, -2.0 * j / width);
             double low = (double)x[j] * cos(angle) - (double)x[j + width / 2] * sin(angle);

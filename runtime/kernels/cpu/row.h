@@ -1,5 +1,6 @@
-/* Sums over one row. Each keeps four running vectors (a quarter of the row each), since one alone would wait for the
- * latency of its own additions; the order depends on the length only.
+/* Sums over one row. Each keeps four running vectors (a quarter of the row each), since one alone
+ * would wait for the latency of its own additions; the order depends on the length only.
+ *
  * Threading: pure functions.
  */
 #ifndef KERNELS_CPU_ROW_H

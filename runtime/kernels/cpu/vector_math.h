@@ -1,6 +1,7 @@
-/* Elementary functions that gcc can turn into vector code: no branches, no calls, no tables. glibc's own are
- * vectorised under -ffast-math only, which would also give up the meaning of NaN and infinity.
- * Error bounds are for float and are tested over the range.
+/* Elementary functions that gcc can turn into vector code: no branches, no calls, no tables.
+ * glibc's own are vectorised under -ffast-math only, which would also give up the meaning of NaN
+ * and infinity. Error bounds are for float and are tested over the range.
+ *
  * Threading: pure functions.
  */
 #ifndef KERNELS_CPU_VECTOR_MATH_H
@@ -25,7 +26,8 @@ static inline float vector_float(uint32_t bits)
 }
 
 /* e^x within 2 ulp; 0 below -87.3 (where floats become denormal), infinity above 88.7, NaN for NaN.
- * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (the rest is below 2^-28). */
+ * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (the rest is below 2^-28).
+ */
 static inline float vector_exp(float x)
 {
     const float low = -87.33654f; /* ln 2^-126 */
@@ -54,8 +56,8 @@ static inline float vector_sigmoid(float x)
     return 1.0f / (1.0f + vector_exp(-x));
 }
 
-/* The upper tail of the standard normal distribution, 1 - Phi(|x|), within 3e-7, and the factor e^(-x^2 / 2) that its
- * density needs too. Abramowitz and Stegun 1964, formula 7.1.26. */
+/* The upper tail of the standard normal distribution, 1 - Phi(|x|), within 3e-7, and the factor
+ * e^(-x^2 / 2) that its density needs too. Abramowitz and Stegun 1964, formula 7.1.26. */
 static inline float vector_normal_tail(float x, float *exp_out)
 {
     float z = fabsf(x) * 0.70710678f;
@@ -76,8 +78,8 @@ static inline float vector_normal_cdf(float x, float *exp_out)
     return x > 0.0f ? 1.0f - tail : tail;
 }
 
-/* sin and cos within 1e-7 for |x| < 2^20 radians: reduction by pi/2 in double, then Taylor series on
- * |r| <= pi/4, whose rests (r^11/11!, r^10/10!) are below 3e-8. */
+/* sin and cos within 1e-7 for |x| < 2^20 radians: reduction by pi/2 in double, then Taylor series
+ * on |r| <= pi/4, whose rests (r^11/11!, r^10/10!) are below 3e-8. */
 static inline void vector_sincos(float x, float *sin_out, float *cos_out)
 {
     const double shift = 0x1.8p52;
