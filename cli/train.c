@@ -1,5 +1,6 @@
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/job_input.h"
@@ -64,27 +65,6 @@ typedef struct Train {
 
 /* ---------------------------------------------------------------- preparation */
 
-static Status make_folder(const char *path)
-{
-    char part[PATH_BYTES];
-    size_t length = strlen(path);
-    if (length == 0 || length >= sizeof part) {
-        return fail(STATUS_INVALID, "\"%s\": expected a path of 1 to %d bytes", path,
-                    PATH_BYTES - 1);
-    }
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] != '/' && path[i] != '\0') {
-            continue;
-        }
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
-            return fail(STATUS_IO, "%s: cannot make the folder: %s", part, strerror(errno));
-        }
-    }
-    return STATUS_OK;
-}
-
 /* --output, or the parent of the checkpoints' directory, or here. */
 static Status choose_output(Train *train)
 {
@@ -107,7 +87,7 @@ static Status choose_output(Train *train)
     if (used < 0 || (size_t)used + 80 > sizeof train->logs) {
         return fail(STATUS_INVALID, "%s: the path is too long", train->output);
     }
-    return make_folder(train->logs);
+    return file_make_folder(train->logs);
 }
 
 static Status find_checkpoint(Train *train)

@@ -12,6 +12,7 @@
  *     the toneless picture and two other tones, at least, are in training.
  */
 #include "base/config.h"
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/memory.h"
 
@@ -438,24 +439,9 @@ static Status write_shard(const EmojiList *list, const char *folder, const char 
     return STATUS_OK;
 }
 
-static Status make_folders(const char *path)
-{
-    char part[PATH_MAX];
-    for (size_t i = 1; i <= strlen(path) && i < sizeof part; i++) {
-        if (path[i] != '/' && path[i] != '\0') {
-            continue;
-        }
-        snprintf(part, sizeof part, "%.*s", (int)i, path);
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
-            return fail(STATUS_IO, "cannot create the folder %s: %s", part, strerror(errno));
-        }
-    }
-    return STATUS_OK;
-}
-
 static Status write_shards(const EmojiList *list, const char *folder)
 {
-    TRY(make_folders(folder));
+    TRY(file_make_folder(folder));
     char name[32];
     for (size_t i = 0; i < TRAIN_SHARDS; i++) {
         snprintf(name, sizeof name, "train-%04zu.tar", i);

@@ -1,9 +1,9 @@
 #include "checkpoint/checkpoint.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/file.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/part_file.h"
 

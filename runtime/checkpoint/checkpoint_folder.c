@@ -1,7 +1,7 @@
 #include "checkpoint/checkpoint_folder.h"
 
+#include "base/file.h"
 #include "base/memory.h"
-#include "checkpoint/file.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 #include "checkpoint/manifest.h"
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/file.h"
 #include "checkpoint/safetensors.h"
 
 #include <fcntl.h>

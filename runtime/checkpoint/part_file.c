@@ -1,8 +1,8 @@
 #include "checkpoint/part_file.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/memory.h"
-#include "checkpoint/file.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
 #include "checkpoint/safetensors.h"
 
+#include "base/file.h"
 #include "base/memory.h"
-#include "checkpoint/file.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -1,5 +1,6 @@
 #include "data/sample.h"
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "data/shard.h"
 
@@ -35,7 +36,7 @@ Status sample_read_member(const Dataset *dataset, const Sample *sample, const Me
     if (file < 0) {
         status = fail(STATUS_IO, "cannot open: %s", strerror(errno));
     } else {
-        status = shard_read(file, member->offset, bytes_out, size_bytes);
+        status = file_read(file, member->offset, bytes_out, size_bytes);
     }
     if (file >= 0 && file != shard->file) {
         close(file);

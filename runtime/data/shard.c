@@ -1,5 +1,6 @@
 #include "data/shard.h"
 
+#include "base/file.h"
 #include "base/memory.h"
 
 #include <archive.h>
@@ -54,7 +55,7 @@ static Status check_magic(const Shard *shard)
         return fail(STATUS_CORRUPT, "shard %s: %lld bytes are too few for a tar", shard->path,
                     (long long)shard->size_bytes);
     }
-    TRY(shard_read(shard->file, 0, magic, sizeof magic));
+    TRY(file_read(shard->file, 0, magic, sizeof magic));
     bool is_compressed = memcmp(magic, "\x1f\x8b", 2) == 0 || memcmp(magic, "BZh", 3) == 0 ||
                          memcmp(magic,
                                 "\xfd"
@@ -125,29 +126,6 @@ int shard_file(const Shard *shard)
     return shard->file;
 }
 
-Status shard_read(int file, int64_t offset, void *bytes_out, size_t size_bytes)
-{
-    char *to = bytes_out;
-    while (size_bytes > 0) {
-        ssize_t got = pread(file, to, size_bytes, offset);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            return fail(STATUS_IO, "cannot read %zu bytes at %lld: %s", size_bytes,
-                        (long long)offset, strerror(errno));
-        }
-        if (got == 0) {
-            return fail(STATUS_CORRUPT, "the file ends at %lld, %zu bytes early", (long long)offset,
-                        size_bytes);
-        }
-        to += got;
-        offset += got;
-        size_bytes -= (size_t)got;
-    }
-    return STATUS_OK;
-}
-
 /* A shard that was cut between two members looks complete but for the end mark: at least one block
  * of zeros, and zeros up to the end. What follows it would be lost in silence: two tars in one
  * file. */
@@ -163,7 +141,7 @@ static Status check_end(const Shard *shard)
     while (at < shard->size_bytes) {
         int64_t left = shard->size_bytes - at;
         size_t count = left < (int64_t)sizeof block ? (size_t)left : sizeof block;
-        TRY(shard_read(shard->file, at, block, count));
+        TRY(file_read(shard->file, at, block, count));
         for (size_t i = 0; i < count; i++) {
             if (block[i] != 0) {
                 return fail(STATUS_CORRUPT,

@@ -31,11 +31,7 @@ void shard_close(Shard *shard);
  * member. */
 Status shard_next(Shard *shard, ShardMember *member_out, bool *found_out) STATUS_CHECKED;
 
-/* For shard_read while the shard is open. */
+/* For file_read while the shard is open. */
 int shard_file(const Shard *shard);
-
-/* Reads exactly `size_bytes` at `offset`. STATUS_CORRUPT when the file ends before, STATUS_IO. The
- * message does not name the file. */
-Status shard_read(int file, int64_t offset, void *bytes_out, size_t size_bytes) STATUS_CHECKED;
 
 #endif

@@ -2,8 +2,8 @@
  * returns. Messages of calls that take a descriptor do not name the file.
  * Threading: any thread.
  */
-#ifndef CHECKPOINT_FILE_H
-#define CHECKPOINT_FILE_H
+#ifndef BASE_FILE_H
+#define BASE_FILE_H
 
 #include "base/status.h"
 
