@@ -433,8 +433,28 @@ static void check_training(Problems *problems, const JobSpec *spec)
     check_files(problems, "data.train", spec->data->train, spec->data->n_train, true);
     check_files(problems, "data.heldout", spec->data->heldout, spec->data->n_heldout, false);
     check_name(problems, "transport", (int)spec->transport, &viaduct__v1__transport__descriptor);
-    if (spec->transport == VIADUCT__V1__TRANSPORT__TRANSPORT_NCCL) {
-        add(problems, "transport", "not supported yet: TRANSPORT_NCCL");
+}
+
+/* What the schema has and this version would ignore is refused, so that nobody relies on it. */
+static void check_supported(Problems *problems, const JobSpec *spec)
+{
+    const struct {
+        const char *field;
+        bool is_asked;
+        const char *what;
+    } asked[] = {
+        {"transport", spec->transport == VIADUCT__V1__TRANSPORT__TRANSPORT_NCCL, "TRANSPORT_NCCL"},
+        {"training.deterministic_reduction", spec->training->deterministic_reduction,
+         "sums in sample order"},
+        {"max_reconfigurations_on_failure", spec->max_reconfigurations_on_failure != 0,
+         "going on after a failure without a new job"},
+        {"ttl_after_finished", spec->ttl_after_finished != NULL, "deleting finished jobs by time"},
+        {"active_deadline", spec->active_deadline != NULL, "a limit on a job's whole time"},
+    };
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        if (asked[i].is_asked) {
+            add(problems, asked[i].field, "not supported yet: %s", asked[i].what);
+        }
     }
 }
 
@@ -478,6 +498,7 @@ int job_spec_check(const JobSpec *spec, JobProblem *problems_out, int capacity)
     check_model(&problems, spec);
     check_layout(&problems, spec);
     check_training(&problems, spec);
+    check_supported(&problems, spec);
     check_timeouts(&problems, spec->timeouts);
     return problems.count;
 }

@@ -99,6 +99,12 @@ static void each_problem_names_its_field(void **state)
         {"timeouts.step=20s", "timeouts.step", "more than timeouts.transfer"},
         {"timeouts.drain=60s", "timeouts.drain", "from timeouts.step"},
         {"transport=TRANSPORT_NCCL", "transport", "not supported yet"},
+        {"training.deterministic_reduction=true", "training.deterministic_reduction",
+         "not supported yet"},
+        {"max_reconfigurations_on_failure=1", "max_reconfigurations_on_failure",
+         "not supported yet"},
+        {"ttl_after_finished=1h", "ttl_after_finished", "not supported yet"},
+        {"active_deadline=1h", "active_deadline", "not supported yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         JobSpec *spec = make(cases[i][0]);
