@@ -10,7 +10,7 @@ build="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobu
 # For the examples' data.
 example="ruby-tanuki-emoji unicode-data"
 # For the tests: foreign clients and readers, format and static checks.
-test="python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 iproute2 procps"
+test="python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev iproute2 procps"
 # For the comparison with PyTorch and for making golden vectors anew.
 bench="python3 python3-torch libopenblas0-openmp"
 
