@@ -20,9 +20,9 @@ target_link_libraries(viaduct_options INTERFACE Threads::Threads m)
 
 # The libraries of Debian that the folders use, as imported targets PkgConfig::NAME.
 foreach(pair
-        "grpc:grpc;gpr" "protobuf_c:libprotobuf-c" "uv:libuv" "sqlite:sqlite3"
+        "grpc:grpc;gpr" "protobuf_c:libprotobuf-c" "uv:libuv"
         "archive:libarchive" "png:libpng" "jpeg:libturbojpeg" "yaml:yaml-0.1"
-        "jansson:jansson" "zlib:zlib" "microhttpd:libmicrohttpd" "cmocka:cmocka")
+        "jansson:jansson" "zlib:zlib" "cmocka:cmocka")
     string(REPLACE ":" ";" pair "${pair}")
     list(POP_FRONT pair name)
     pkg_check_modules(${name} REQUIRED IMPORTED_TARGET ${pair})

@@ -5,8 +5,8 @@ set -eu
 
 # To build: compiler, build tools, libraries with their headers.
 build="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libprotobuf-dev
-    libgrpc-dev libuv1-dev libdnnl-dev libsqlite3-dev libarchive-dev libturbojpeg0-dev libpng-dev
-    libyaml-dev libjansson-dev libmicrohttpd-dev zlib1g-dev libcmocka-dev"
+    libgrpc-dev libuv1-dev libdnnl-dev libarchive-dev libturbojpeg0-dev libpng-dev
+    libyaml-dev libjansson-dev zlib1g-dev libcmocka-dev"
 # For the examples' data.
 example="ruby-tanuki-emoji unicode-data"
 # For the tests: foreign clients and readers, format and static checks.

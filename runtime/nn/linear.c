@@ -51,19 +51,10 @@ Status linear_declare(const LayerContext *context, const char *prefix, const cha
     return STATUS_OK;
 }
 
-/* A product over nothing is zero: ranks without heads or width still give their addend to the sums.
- */
+/* Ranks without heads or width multiply over nothing (k = 0), which gives their zero to the sums. */
 static Status multiply(const LayerContext *context, const MatMul *product)
 {
-    if (product->k > 0) {
-        return context->kernels->matmul(product, context->stream);
-    }
-    CHECK(product->bias == NULL);
-    if (product->accumulate) {
-        return STATUS_OK;
-    }
-    return stream_zero(context->stream, product->c,
-                       product->m * product->n * (int64_t)sizeof(float));
+    return context->kernels->matmul(product, context->stream);
 }
 
 static const float *used_weight(const LayerContext *context, const Linear *linear)
