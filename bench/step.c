@@ -31,6 +31,9 @@ typedef struct Bench {
     ModuleBatch batch;
     float *rows; /* vit: output and its gradient, [images * rows per image, width] */
     float *rows_grad;
+    float *grad; /* [tokens, width] */
+    SequencesBuffer *buffer;
+    Sequences sequences;
     float *m;
     float *v;
     int64_t step;
@@ -74,7 +77,7 @@ static Status make_images(Bench *bench)
     for (int64_t i = 0; i < size; i++) {
         pixels[i] = (uint8_t)rng_bits((Rng){1, 1}, (uint64_t)i);
     }
-    bench->batch = (ModuleBatch){.num_images = IMAGES, .pixels = pixels};
+    bench->batch = (ModuleBatch){.num_items = IMAGES, .pixels = pixels};
     int64_t row_bytes = (int64_t)IMAGES * 196 * 8 * (int64_t)sizeof(float);
     TRY(device_alloc(bench->device, row_bytes, (void **)&bench->rows));
     TRY(device_alloc(bench->device, row_bytes, (void **)&bench->rows_grad));
@@ -89,27 +92,24 @@ static Status make_tokens(Bench *bench)
     enum {
         TOKENS = SAMPLES * SAMPLE_TOKENS
     };
-    int32_t *ids =
-        NULL; /* [tokens]; behind them positions, labels [tokens] and begins [samples + 1] */
-    TRY(device_alloc(bench->device, (int64_t)(3 * TOKENS + SAMPLES + 1) * (int64_t)sizeof(int32_t),
+    int32_t *ids = NULL; /* [tokens]; behind them labels [tokens] and begins [samples + 1] */
+    TRY(device_alloc(bench->device, (int64_t)(2 * TOKENS + SAMPLES + 1) * (int64_t)sizeof(int32_t),
                      (void **)&ids));
-    int32_t *positions = ids + TOKENS;
-    int32_t *labels = positions + TOKENS;
+    int32_t *labels = ids + TOKENS;
     int32_t *begins = labels + TOKENS;
     for (int32_t i = 0; i < TOKENS; i++) {
         ids[i] = (int32_t)rng_below((Rng){1, 2}, (uint64_t)i, VOCABULARY);
-        positions[i] = i % SAMPLE_TOKENS;
         labels[i] = (int32_t)rng_below((Rng){1, 3}, (uint64_t)i, VOCABULARY);
     }
     for (int32_t i = 0; i <= SAMPLES; i++) {
         begins[i] = i * SAMPLE_TOKENS;
     }
+    TRY(sequences_buffer_create(bench->device, (ShardRank){1, 0, 1, 0}, TOKENS, SAMPLES, true,
+                                &bench->buffer));
+    TRY(sequences_make(bench->buffer, begins, SAMPLES, bench->stream, &bench->sequences));
     bench->batch = (ModuleBatch){
-        .num_tokens = TOKENS,
-        .num_segments = SAMPLES,
-        .segment_begins = begins,
+        .sequences = &bench->sequences,
         .ids = ids,
-        .positions = positions,
         .labels = labels,
         .loss_scale = 1.0f / TOKENS,
     };
@@ -130,10 +130,11 @@ static Status open_bench(const char *name, Bench *bench)
     model.vision = &vision;
     model.projector = &projector;
     model.llm = &llm;
-    ModuleContext context = {bench->device, bench->kernels, bench->stream, NULL};
-    ModuleLimits limits = {.slots = 1,
-                           .images = IMAGES,
-                           .tokens = (int64_t)SAMPLES * SAMPLE_TOKENS,
+    ModuleContext context = {
+        .device = bench->device, .kernels = bench->kernels, .stream = bench->stream};
+    ModuleLimits limits = {.slots = {1},
+                           .items = IMAGES,
+                           .keys = (int64_t)SAMPLES * SAMPLE_TOKENS,
                            .segments = SAMPLES};
     const ModuleOps *ops = is_vit ? &vision_module_ops : &llm_module_ops;
     TRY(ops->create(&model, &context, &limits, &bench->module));
@@ -141,6 +142,9 @@ static Status open_bench(const char *name, Bench *bench)
     TRY(param_set_fill(params, 1, bench->stream));
     TRY(device_alloc(bench->device, params->count * (int64_t)sizeof(float), (void **)&bench->m));
     TRY(device_alloc(bench->device, params->count * (int64_t)sizeof(float), (void **)&bench->v));
+    TRY(device_alloc(bench->device,
+                     bench->module->local_max * bench->module->width * (int64_t)sizeof(float),
+                     (void **)&bench->grad));
     return is_vit ? make_images(bench) : make_tokens(bench);
 }
 
@@ -150,8 +154,8 @@ static Status run_step(Bench *bench)
     ParamSet *params = &bench->module->params;
     double loss = 0.0;
     TRY(stream_zero(bench->stream, params->grads, params->count * (int64_t)sizeof(float)));
-    TRY(ops->forward(bench->module, 0, &bench->batch, bench->rows, &loss));
-    TRY(ops->backward(bench->module, 0, &bench->batch, bench->rows_grad));
+    TRY(ops->forward(bench->module, 0, 0, &bench->batch, bench->rows, &loss));
+    TRY(ops->backward(bench->module, 0, 0, &bench->batch, bench->grad, bench->rows_grad));
     AdamWStep step = {.learning_rate = 1e-4f,
                       .beta1 = 0.9f,
                       .beta2 = 0.999f,

@@ -1,5 +1,6 @@
 #include "base/config.h"
 #include "base/memory.h"
+#include "cli/layout_text.h"
 #include "cli/session.h"
 #include "job/message.h"
 
@@ -17,7 +18,7 @@ typedef enum GetFormat {
 } GetFormat;
 
 enum {
-    COLUMNS_MAX = 9,
+    COLUMNS_MAX = 10,
     CELL_BYTES = 80,
     PAGE_SIZE = 500
 };
@@ -116,6 +117,11 @@ static Status add_job(Table *table, const Viaduct__V1__Job *job, bool is_wide)
     if (is_wide) {
         snprintf(text, sizeof text, "%" PRId64, status->epoch);
         TRY(add_cell(table, text));
+        text[0] = '\0';
+        if (job->spec) {
+            layout_text_describe(job->spec, text, sizeof text);
+        }
+        TRY(add_cell(table, text));
         TRY(add_cell(table, status->checkpoint));
         TRY(add_cell(table, status->message));
     }
@@ -151,12 +157,13 @@ static const char *name_of(const ProtobufCMessage *message)
 static Status print_as_table(const ProtobufCMessage *const *items, size_t count, bool of_jobs,
                              bool is_wide)
 {
-    static const char *const job_titles[] = {"NAME",   "STATE", "STEP",       "LOSS",   "AGE",
-                                             "REASON", "EPOCH", "CHECKPOINT", "MESSAGE"};
+    static const char *const job_titles[] = {"NAME",       "STATE",  "STEP",  "LOSS",
+                                             "AGE",        "REASON", "EPOCH", "TP/CP/PP/DP POOL",
+                                             "CHECKPOINT", "MESSAGE"};
     static const char *const worker_titles[] = {"NAME",      "ROLE",    "STATE",   "JOB",
                                                 "HEARTBEAT", "ADDRESS", "VERSION", "INCARNATION"};
     Table table = {.titles = of_jobs ? job_titles : worker_titles,
-                   .num_columns = of_jobs ? (is_wide ? 9 : 6) : (is_wide ? 8 : 5)};
+                   .num_columns = of_jobs ? (is_wide ? 10 : 6) : (is_wide ? 8 : 5)};
     Status status = STATUS_OK;
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         status = of_jobs ? add_job(&table, (const Viaduct__V1__Job *)items[i], is_wide)

@@ -13,6 +13,8 @@ typedef struct Verb {
 
 static const Verb verbs[] = {
     {"train", train_verb, "run a job on this machine, from its beginning to its end"},
+    {"plan", plan_verb, "show what a job's layout needs, run nothing"},
+    {"verify", verify_verb, "compare a job's layout with one process, step by step"},
     {"submit", submit_verb, "give a job to a coordinator"},
     {"get", get_verb, "show jobs or workers"},
     {"watch", watch_verb, "follow a job to its end"},

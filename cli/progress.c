@@ -1,6 +1,7 @@
 #include "cli/progress.h"
 
 #include "base/clock.h"
+#include "cli/layout_text.h"
 #include "job/message.h"
 
 #include <inttypes.h>
@@ -71,10 +72,14 @@ static void format_rates(const Progress *progress, const Viaduct__V1__Job *job, 
     }
 }
 
-static void format_waits(const Progress *progress, char *text, size_t size)
+static void format_waits(const Progress *progress, const JobSpec *spec, char *text, size_t size)
 {
-    snprintf(text, size, "encoder pool waits %.0f %% of the time, llm pool %.0f %%",
-             100 * progress->encoder_share, 100 * progress->llm_share);
+    if (layout_text_has_encoder_pool(spec)) {
+        snprintf(text, size, "encoder pool waits %.0f %% of the time, llm pool %.0f %%",
+                 100 * progress->encoder_share, 100 * progress->llm_share);
+    } else {
+        snprintf(text, size, "the llm waits %.0f %% of the time", 100 * progress->llm_share);
+    }
 }
 
 static const char *state_name(const Viaduct__V1__Job *job)
@@ -109,7 +114,7 @@ static void draw_block(Progress *progress, const Viaduct__V1__Job *job)
     memset(bar, '#', (size_t)full);
     bar[BAR_CELLS] = '\0';
     format_rates(progress, job, rates, sizeof rates);
-    format_waits(progress, waits, sizeof waits);
+    format_waits(progress, job->spec, waits, sizeof waits);
     progress_clear(progress);
     fprintf(progress->file, "%s  %s\n", short_name(job), state_name(job));
     if (status->latest_metrics) {
@@ -133,7 +138,7 @@ static void print_line(Progress *progress, const Viaduct__V1__Job *job)
         char rates[128];
         char waits[128];
         format_rates(progress, job, rates, sizeof rates);
-        format_waits(progress, waits, sizeof waits);
+        format_waits(progress, job->spec, waits, sizeof waits);
         fprintf(progress->file, "step %" PRId64 "/%" PRId64 ", loss %.4f%s; %s\n",
                 status->committed_step, job->spec->training->steps, status->latest_metrics->loss,
                 rates, waits);

@@ -1,5 +1,6 @@
 #include "cli/result.h"
 
+#include "cli/layout_text.h"
 #include "job/job_spec.h"
 #include "job/message.h"
 
@@ -24,8 +25,9 @@ void result_print(FILE *file, const Viaduct__V1__Job *job)
             strncmp(job->name, "jobs/", 5) == 0 ? job->name + 5 : job->name,
             message_enum_name(&viaduct__v1__job_status__state__descriptor, (int)status->state),
             status->committed_step, status->message);
+    const char *inputs = layout_text_inputs(job->spec);
     if (evaluation && evaluation->n_captions > 0) {
-        fprintf(file, "captions of held-out images:\n");
+        fprintf(file, "captions of held-out %s:\n", inputs[0] ? inputs : "samples");
         for (size_t i = 0; i < evaluation->n_captions; i++) {
             const Viaduct__V1__Caption *caption = evaluation->captions[i];
             fprintf(file, "  %s\n", caption->sample);
@@ -34,11 +36,13 @@ void result_print(FILE *file, const Viaduct__V1__Job *job)
         }
     }
     if (evaluation) {
-        fprintf(file,
-                "held-out loss at step %" PRId64 ": %.4f nats per label with the right images, "
-                "%.4f with shuffled images",
-                evaluation->step, evaluation->heldout_loss, evaluation->heldout_loss_shuffled);
-        if (evaluation->heldout_loss > 0) {
+        fprintf(file, "held-out loss at step %" PRId64 ": %.4f nats per label", evaluation->step,
+                evaluation->heldout_loss);
+        if (inputs[0]) {
+            fprintf(file, " with the right %s, %.4f with shuffled %s", inputs,
+                    evaluation->heldout_loss_shuffled, inputs);
+        }
+        if (inputs[0] && evaluation->heldout_loss > 0) {
             fprintf(file, " (%.1f times)",
                     evaluation->heldout_loss_shuffled / evaluation->heldout_loss);
         }
@@ -72,8 +76,12 @@ static void write_layouts(FILE *file, const JobSpec *spec)
         message_print_quoted(file, module->name);
         fprintf(file, ": {\"pool\": ");
         message_print_quoted(file, module->pool);
-        fprintf(file, ", \"tp\": %d, \"cp\": %d, \"pp\": %d, \"dp\": %d}", module->tp, module->cp,
+        fprintf(file, ", \"tp\": %d, \"cp\": %d, \"pp\": %d, \"dp\": %d", module->tp, module->cp,
                 module->pp, module->dp);
+        fprintf(file, ", \"virtual_stages\": %d, \"sequence_parallel\": %s, \"recompute\": \"%s\"}",
+                module->virtual_stages, module->sequence_parallel ? "true" : "false",
+                message_enum_name(&viaduct__v1__module_spec__recompute__descriptor,
+                                  (int)module->recompute));
     }
     fprintf(file, "\n  }\n");
 }

@@ -5,9 +5,11 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/job_input.h"
 #include "cli/launch.h"
+#include "cli/layout_text.h"
 #include "cli/progress.h"
 #include "cli/result.h"
 #include "cli/session.h"
+#include "job/job_layout.h"
 #include "job/message.h"
 
 #include <errno.h>
@@ -116,9 +118,7 @@ static Status prepare(Train *train)
     for (int i = 0; i < 3; i++) {
         TRY(launch_find_program(names[i], train->programs[i], sizeof train->programs[i]));
     }
-    const ModuleSpec *vision = job_spec_module(train->spec, "vision");
-    const ModuleSpec *llm = job_spec_module(train->spec, "llm");
-    train->num_workers = job_spec_module_ranks(vision) + job_spec_module_ranks(llm);
+    train->num_workers = job_layout_make(train->spec).num_ranks;
     if (train->num_workers > WORKERS_MAX) {
         return fail(STATUS_INVALID, "modules: ask for %d workers, at most %d run on one machine",
                     train->num_workers, WORKERS_MAX);
@@ -168,13 +168,15 @@ static Status start_coordinator(Train *train)
     return status;
 }
 
-static Status start_pool(Train *train, const char *role, const char *program, int count,
+/* Workers of one kind are numbered through all its pools, in the order of ranks: the coordinator
+ * places them in the order of their names. */
+static Status start_pool(Train *train, const char *role, const char *program, Range numbers,
                          char *const *environment)
 {
-    for (int i = 0; i < count; i++) {
+    for (int64_t i = numbers.begin; i < numbers.end; i++) {
         char name[64];
         char log[PATH_BYTES + 80];
-        snprintf(name, sizeof name, "%s-%d", role, i);
+        snprintf(name, sizeof name, "%s-%d", role, (int)i);
         snprintf(log, sizeof log, "%s/%s.log", train->logs, name);
         const char *const argv[] = {
             program, "--coordinator", train->address, "--name",
@@ -193,13 +195,16 @@ static Status start_workers(Train *train)
     snprintf(text, sizeof text, "%ld", threads > 1 ? threads : 1);
     char **environment = NULL;
     TRY(config_environment_with("OMP_NUM_THREADS", text, &environment));
-    const ModuleSpec *vision = job_spec_module(train->spec, "vision");
-    const ModuleSpec *llm = job_spec_module(train->spec, "llm");
-    Status status = start_pool(train, "encoder", train->programs[1], job_spec_module_ranks(vision),
-                               environment);
-    if (status == STATUS_OK) {
+    JobLayout layout = job_layout_make(train->spec);
+    Status status = STATUS_OK;
+    int started[2] = {0}; /* encoder workers, llm workers */
+    for (int i = 0; i < layout.num_pools && status == STATUS_OK; i++) {
+        const JobLayoutPool *pool = &layout.pools[i];
+        int kind = strcmp(pool->spec->role, "llm") == 0;
+        Range numbers = {started[kind], started[kind] + pool->num_ranks};
         status =
-            start_pool(train, "llm", train->programs[2], job_spec_module_ranks(llm), environment);
+            start_pool(train, pool->spec->role, train->programs[1 + kind], numbers, environment);
+        started[kind] += pool->num_ranks;
     }
     memory_free(environment);
     return status;
@@ -449,6 +454,7 @@ static ExitCode run(Train *train)
         finish(train, verbs_fail_status(status));
     } else {
         printf("job %s: %d workers, logs in %s\n", train->id, train->num_workers, train->logs);
+        layout_text_print(stdout, train->spec);
         fflush(stdout);
         ExitCode code = create_job(train);
         if (code != EXIT_CODE_OK) {

@@ -20,6 +20,8 @@ typedef enum ExitCode {
 
 /* argv[0] is the verb. */
 ExitCode train_verb(int argc, const char *const *argv);
+ExitCode plan_verb(int argc, const char *const *argv);
+ExitCode verify_verb(int argc, const char *const *argv);
 ExitCode submit_verb(int argc, const char *const *argv);
 ExitCode get_verb(int argc, const char *const *argv);
 ExitCode watch_verb(int argc, const char *const *argv);

@@ -29,6 +29,16 @@ static Status copy_step_metrics(const StepMetrics *from, StepMetrics **field)
     return STATUS_OK;
 }
 
+/* Of the pools that serve encoders only. */
+static int count_encoder_groups(const JobSpec *spec)
+{
+    int groups = 0;
+    for (size_t i = 0; i < spec->n_pools; i++) {
+        groups += strcmp(spec->pools[i]->role, "encoder") == 0 ? spec->pools[i]->desired_groups : 0;
+    }
+    return groups;
+}
+
 static Status render_status(const Cluster *cluster, const ClusterJob *job,
                             Viaduct__V1__JobStatus *status)
 {
@@ -50,10 +60,9 @@ static Status render_status(const Cluster *cluster, const ClusterJob *job,
     if (job->evaluation) {
         TRY(message_copy(&job->evaluation->base, (ProtobufCMessage **)&status->latest_evaluation));
     }
-    const ModuleSpec *vision = job_spec_module(job->submitted->spec, "vision");
-    if (job->state == JOB_STATE(RUNNING) && vision) {
-        status->current_encoder_groups = vision->dp;
-        status->ready_encoder_groups = vision->dp;
+    if (job->state == JOB_STATE(RUNNING)) {
+        status->current_encoder_groups = count_encoder_groups(job->submitted->spec);
+        status->ready_encoder_groups = status->current_encoder_groups;
     }
     return STATUS_OK;
 }

@@ -240,6 +240,41 @@ static void a_job_runs_from_pending_to_succeeded(void **state)
     cluster_done(&world.cluster);
 }
 
+/* Vision moves to the pool of the llm, whose two workers then serve both. */
+static void a_job_of_one_shared_pool_runs_on_llm_workers(void **state)
+{
+    (void)state;
+    World world;
+    world_init(&world, 17);
+    Viaduct__V1__CreateJobRequest request = make_request("one", "modules.vision.pool=l");
+    JobSpec *spec = request.job->spec;
+    viaduct__v1__pool_spec__free_unpacked(spec->pools[0], NULL);
+    spec->pools[0] = spec->pools[--spec->n_pools];
+    ClusterJob *job = NULL;
+    if (!cluster_create_job(&world.cluster, &request, world.now_ms, &job, &world.error)) {
+        fail_msg("%s", world.error.message);
+    }
+    viaduct__v1__job__free_unpacked(request.job, NULL);
+    assert_string_equal(job->message, "needs 2 llm workers, 0 present");
+    enter(&world, "encoder-0", "encoder");
+    int slots[2];
+    slots[1] = enter(&world, "llm-1", "llm");
+    assert_string_equal(job->message, "needs 2 llm workers, 1 present");
+    slots[0] = enter(&world, "llm-0", "llm");
+    assert_int_equal(job->state, JOB_STATE(STARTING));
+    assert_int_equal(job->num_members, 2);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(job->members[rank], slots[rank]);
+        assert_true(acknowledge(&world, slots[rank], job->epoch, ASSIGNMENT_PHASE(PREPARE), true));
+    }
+    assert_int_equal(job->state, JOB_STATE(RUNNING));
+    Viaduct__V1__Job *message = NULL;
+    assert_int_equal(cluster_render_job(&world.cluster, job, &message), STATUS_OK);
+    assert_int_equal(message->status->current_encoder_groups, 0);
+    viaduct__v1__job__free_unpacked(message, NULL);
+    cluster_done(&world.cluster);
+}
+
 static void a_prepare_message_says_all_that_a_worker_needs(void **state)
 {
     (void)state;
@@ -436,13 +471,14 @@ static void a_bad_job_is_refused_with_every_problem(void **state)
     World world;
     world_init(&world, 11);
     Viaduct__V1__CreateJobRequest request = make_request("one", "training.steps=-1");
-    assert_int_equal(job_file_set(request.job->spec, "modules.llm.pp=2"), STATUS_OK);
+    assert_int_equal(job_file_set(request.job->spec, "modules.llm.pp=4"), STATUS_OK);
     request.validate_only = true;
     ClusterJob *job = NULL;
     assert_false(cluster_create_job(&world.cluster, &request, world.now_ms, &job, &world.error));
     assert_int_equal(world.error.code, RPC_CODE_INVALID_ARGUMENT);
     expect_text(world.error.message, "training.steps: is -1");
-    expect_text(world.error.message, "modules[1].pp: not supported yet");
+    expect_text(world.error.message,
+                "modules[1].pp: is 4 with virtual_stages 1: 4 parts, expected");
     request.job->spec->training->steps = 10;
     assert_int_equal(job_file_set(request.job->spec, "modules.llm.pp=1"), STATUS_OK);
     assert_true(cluster_create_job(&world.cluster, &request, world.now_ms, &job, &world.error));
@@ -842,6 +878,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_job_runs_from_pending_to_succeeded),
+        cmocka_unit_test(a_job_of_one_shared_pool_runs_on_llm_workers),
         cmocka_unit_test(a_prepare_message_says_all_that_a_worker_needs),
         cmocka_unit_test(a_silent_worker_fails_the_job_within_the_lease),
         cmocka_unit_test(the_dead_worker_is_the_cause_not_those_who_noticed),

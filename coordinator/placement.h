@@ -15,12 +15,13 @@ typedef struct Placement {
     char reason[256]; /* when not complete: "needs 4 llm workers, 2 present" */
 } Placement;
 
-/* Ranks that a job has in all: the vision module's, then the llm's. */
+/* Ranks that a job has in all (job/job_layout.h). */
 int placement_ranks(const JobSpec *spec);
 
-/* Picks free workers by pool, in the natural order of their names ("llm-2" before "llm-10"):
- * members_out[rank] = slot, placement_ranks() of them, scratch when the placement is not
- * complete. */
+/* Picks free workers for each pool of the job's layout (job/job_layout.h), in the natural order of
+ * their names ("llm-2" before "llm-10"): members_out[rank] = slot, placement_ranks() of them,
+ * written when the placement is complete. Pools of one role share out their workers, so that a pool
+ * without a selector leaves to the others those that only they can have. */
 Placement placement_choose(const JobSpec *spec, const Membership *membership, int *members_out);
 
 #endif

@@ -1,14 +1,15 @@
 #!/bin/sh
 # Installs the Debian 12 packages that Viaduct needs, and only those that are missing.
-# Usage: deploy/install_packages.sh build|test|example|bench ...
+# Usage: deploy/install_packages.sh build|test|example|speech|bench ...
 set -eu
 
 # To build: compiler, build tools, libraries with their headers.
 build="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libprotobuf-dev
     libgrpc-dev libuv1-dev libdnnl-dev libarchive-dev libturbojpeg0-dev libpng-dev
-    libyaml-dev libjansson-dev zlib1g-dev libcmocka-dev"
+    libsndfile1-dev libsamplerate0-dev libkissfft-dev libyaml-dev libjansson-dev zlib1g-dev libcmocka-dev"
 # For the examples' data.
 example="ruby-tanuki-emoji unicode-data"
+speech="asterisk-core-sounds-en-wav asterisk-core-sounds-en"
 # For the tests: foreign clients and readers, format and static checks.
 test="python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev iproute2 procps"
 # For the comparison with PyTorch and for making golden vectors anew.
@@ -23,10 +24,11 @@ for set in "$@"; do
     case "$set" in
     build) wanted="$wanted $build" ;;
     example) wanted="$wanted $example" ;;
+    speech) wanted="$wanted $speech" ;;
     test) wanted="$wanted $test" ;;
     bench) wanted="$wanted $bench" ;;
     *)
-        echo "$0: unknown set \"$set\"; there are: build, example, test, bench" >&2
+        echo "$0: unknown set \"$set\"; there are: build, example, speech, test, bench" >&2
         exit 2
         ;;
     esac

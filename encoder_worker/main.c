@@ -8,11 +8,11 @@ int main(int argc, char **argv)
     static const WorkerProgram program = {
         .name = "viaduct-encoder-worker",
         .role = "encoder",
-        .about = "A worker of encoder pools: turns images into rows for the language model. It "
-                 "dials the\n"
-                 "coordinator, waits for jobs, and runs until SIGTERM.",
+        .about = "A worker of encoder pools: turns images and sound into rows for the language "
+                 "model. It dials\n"
+                 "the coordinator, waits for jobs, and runs until SIGTERM.",
         .modules = modules,
-        .num_modules = 1,
+        .num_modules = sizeof modules / sizeof modules[0],
     };
     return worker_main(&program, argc, argv);
 }

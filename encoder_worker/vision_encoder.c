@@ -1,10 +1,14 @@
-/* Legend: B images, P patches of an image, T = P + 1 with class token else P, N = B T tokens, R = B
- * P rows, D width, D2 width of the decoder, I = 3 patch^2 inputs of a patch. */
+/* Legend: B images, P patches of an image, T = P + 1 with class token else P, t of the T tokens of
+ * each image and p of its patches on this cp rank, N = B t tokens, n of them between layers, R rows
+ * on this cp rank, r of them on this rank, D width, D2 width of the decoder, I = 3 patch^2 inputs
+ * of a patch. */
 #include "encoder_worker/vision_encoder.h"
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "encoder_worker/projector.h"
-#include "nn/block.h"
+#include "nn/stack.h"
+#include "train/module_parts.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -13,53 +17,81 @@
 static const float pixel_mean[3] = {0.48145466f, 0.4578275f, 0.40821073f};
 static const float pixel_std[3] = {0.26862954f, 0.26130258f, 0.27577711f};
 
+enum {
+    FILL_TIMEOUT_MS = 60 * 1000 /* for the copy of indices */
+};
+
 static const float embedding_std = 0.02f; /* initial standard deviation of tokens and positions */
 
-/* Kept from forward to backward of one microbatch. */
+/* Kept from forward to backward of one microbatch in one chunk. */
 typedef struct VisionSlot {
-    float *embedded; /* [N, D]: patches, class token, positions */
+    float *embedded; /* [n, D]: patches, class token, positions; of the first part */
     NormActs pre_norm;
-    float *first; /* [N, D]: input of block 0 */
-    BlockActs *blocks;
-    MlpActs projector;
+    StackActs stack;
+    MlpActs projector; /* of the last part */
 } VisionSlot;
 
-/* One for all slots; members of different stages share memory. */
+typedef struct VisionChunk {
+    Stack stack;
+    int num_slots;
+    VisionSlot *slots;
+} VisionChunk;
+
+/* One for all slots; members of different stages of a pass share memory. */
 typedef struct VisionScratch {
-    float *grad; /* [N, D]: travels down through the blocks */
     /* embedding */
-    float *patches;    /* [R, I] */
-    float *patch_part; /* [R, D/tp] */
-    float *table;      /* [T, D] */
-    float *embed_grad; /* [N, D] */
+    float *patches;    /* [B P, I] */
+    float *local;      /* [B p, I]; NULL: all patches are here */
+    float *patch_part; /* [B p, D/tp] */
+    float *table;      /* [t, D] */
+    float *embed_grad; /* [n, D] */
+    float *full;       /* [N, D]; NULL: rows are not cut over tp */
     /* projector */
-    float *features;      /* [R, D]; with class token only */
-    float *features_grad; /* [R, D]; with class token only */
+    float *features;      /* [r, D]; with class tokens only */
+    float *features_grad; /* [r, D] */
     MlpScratch projector;
-    BlockScratch block;
+    StackShared stack;
 } VisionScratch;
+
+/* Where the tokens of B images stand on this rank; made again when B changes. */
+typedef struct VisionPlaces {
+    int64_t num_images; /* -1: not made */
+    Sequences sequences;
+    ShardRows rows;       /* R and r */
+    int32_t *host_tokens; /* [r] host */
+    int32_t *row_tokens;  /* [r] device: which of the n tokens row i is */
+    int64_t *row_begins;  /* [tp + 1] host */
+} VisionPlaces;
 
 typedef struct VisionEncoder {
     Module module;
     LayerContext layers;
+    ModuleParts parts;
+    int backward_begin;
+    Recompute recompute;
     int image_size, patch_size;
     int64_t width;          /* D */
     int64_t patches;        /* P */
     int64_t tokens;         /* T */
+    int64_t local_tokens;   /* t */
+    int64_t local_patches;  /* p */
+    bool has_class_token;   /* on this cp rank: the first of its tokens of each image */
     Range patch_part;       /* of D: the patch embedding is cut over tp */
     int patch_weight;       /* parameter index, [D/tp, 3, patch, patch] */
     int class_embedding;    /* parameter index, [D]; -1: none */
     int position_embedding; /* parameter index, [T, D] */
     Norm pre_norm;
-    int num_blocks;
-    Block *blocks;
+    VisionChunk chunks[MODULE_CHUNKS_MAX];
     Mlp projector;
     int64_t images_max;
-    int num_slots;
-    VisionSlot *slots;
-    VisionScratch scratch;
+    LayerLimits layer_limits;
+    SequencesBuffer *buffer;
     int32_t *segment_begins; /* [images_max + 1]: each image attends to itself */
-    void *memory;            /* device: all slots and the scratch */
+    VisionPlaces places;
+    int32_t *positions;   /* [t] device: within the image */
+    int32_t *patch_index; /* [images_max p] device: of all patches those that are here */
+    VisionScratch scratch;
+    void *memory; /* device: all slots and the scratch */
     int64_t memory_bytes;
 } VisionEncoder;
 
@@ -91,7 +123,6 @@ static Status declare_embedding(VisionEncoder *encoder)
 {
     const char *prefix = "vision_tower.vision_model.embeddings";
     const LayerContext *layers = &encoder->layers;
-    encoder->patch_part = layer_tp_part(layers, encoder->width);
     if (encoder->class_embedding >= 0) {
         ParamSpec class_token = {.num_dims = 1,
                                  .dims = {encoder->width},
@@ -149,87 +180,207 @@ static BlockSpec block_spec(const VisionSpec *vision)
                                .down_gain = branch_gain}};
 }
 
-static Status declare(VisionEncoder *encoder, const ModelSpec *model)
+static int layers_run(const VisionSpec *vision)
+{
+    int layer = vision->feature_layer;
+    return layer < 0 ? vision->layers + 1 + layer : layer;
+}
+
+static Status declare_chunk(VisionEncoder *encoder, const ModelSpec *model, int chunk)
 {
     const VisionSpec *vision = model->vision;
     const LayerContext *layers = &encoder->layers;
-    TRY(declare_embedding(encoder));
-    TRY(norm_declare(layers, "vision_tower.vision_model", "pre_layrnorm", NORM_KIND_LAYER,
-                     vision->width, (float)vision->norm_epsilon, &encoder->pre_norm));
-    BlockSpec spec = block_spec(vision);
-    for (int i = 0; i < encoder->num_blocks; i++) {
-        char prefix[64];
-        snprintf(prefix, sizeof prefix, "vision_tower.vision_model.encoder.layers.%d", i);
-        TRY(block_declare(layers, prefix, &spec, &encoder->blocks[i]));
+    const BlockSpec spec = block_spec(vision);
+    if (module_parts_is_first(&encoder->parts, chunk)) {
+        TRY(declare_embedding(encoder));
+        TRY(norm_declare(layers, "vision_tower.vision_model", "pre_layrnorm", NORM_KIND_LAYER,
+                         vision->width, (float)vision->norm_epsilon, &encoder->pre_norm));
     }
-    TRY(projector_declare(layers, model, &encoder->projector));
-    return param_set_allocate(&encoder->module.params);
+    Range part = module_part_layers(layers_run(vision), module_parts_count(&encoder->parts),
+                                    module_parts_at(&encoder->parts, chunk));
+    TRY(stack_init(layers, "vision_tower.vision_model.encoder.layers", &spec, part,
+                   encoder->recompute, &encoder->chunks[chunk].stack));
+    if (module_parts_is_last(&encoder->parts, chunk)) {
+        TRY(projector_declare(layers, model, &encoder->projector));
+    }
+    return STATUS_OK;
 }
 
-static void carve_slot(VisionEncoder *encoder, Arena *arena, VisionSlot *slot)
+static void set_model(VisionEncoder *encoder, const ModelSpec *model, const ModuleContext *context)
 {
-    int64_t n = encoder->images_max * encoder->tokens;
-    slot->embedded = layer_take(arena, n, encoder->width);
-    norm_carve(&encoder->pre_norm, arena, n, &slot->pre_norm);
-    slot->first = layer_take(arena, n, encoder->width);
-    for (int i = 0; i < encoder->num_blocks; i++) {
-        block_carve(&encoder->blocks[i], arena, n, &slot->blocks[i]);
+    const VisionSpec *vision = model->vision;
+    Range chunks[SHARD_CHUNKS];
+    encoder->parts = module_parts_of(context);
+    encoder->backward_begin = context->backward_begin;
+    encoder->recompute = context->recompute;
+    encoder->image_size = vision->image_size;
+    encoder->patch_size = vision->patch_size;
+    encoder->width = vision->width;
+    encoder->patches = module_rows_per_image(model);
+    encoder->tokens = encoder->patches + (vision->class_token ? 1 : 0);
+    encoder->class_embedding = vision->class_token ? 0 : -1;
+    encoder->layers = (LayerContext){.kernels = context->kernels,
+                                     .stream = context->stream,
+                                     .tp = context->tp,
+                                     .cp = context->cp,
+                                     .is_sequence_parallel = context->is_sequence_parallel,
+                                     .params = &encoder->module.params};
+    ShardRank rank = layer_shard_rank(&encoder->layers);
+    int num_chunks = shard_chunks(encoder->tokens, rank.cp_size, rank.cp_rank, chunks);
+    encoder->local_tokens = shard_chunks_count(encoder->tokens, rank.cp_size, rank.cp_rank);
+    encoder->has_class_token = vision->class_token && num_chunks > 0 && chunks[0].begin == 0;
+    encoder->local_patches = encoder->local_tokens - (encoder->has_class_token ? 1 : 0);
+    encoder->patch_part = layer_tp_part(&encoder->layers, encoder->width);
+    param_set_freeze(&encoder->module.params, context->frozen, context->num_frozen);
+}
+
+/* Declares one part alone, to look at its parameters. */
+static Status look_at_part(const ModelSpec *model, const ModuleContext *context, int part,
+                           bool *is_trained_out)
+{
+    VisionEncoder *encoder = NULL;
+    ModuleContext alone = *context;
+    alone.tp = NULL;
+    alone.cp = NULL;
+    TRY(MEMORY_NEW(&encoder, 1));
+    ModuleParts parts = module_parts_of(context);
+    alone.stage = part % parts.stages;
+    param_set_init(&encoder->module.params, NULL);
+    set_model(encoder, model, &alone);
+    Status status = declare_chunk(encoder, model, part / parts.stages);
+    *is_trained_out = module_parts_any_trained(&encoder->module.params);
+    stack_done(&encoder->chunks[part / parts.stages].stack);
+    param_set_done(&encoder->module.params);
+    memory_free(encoder);
+    return status;
+}
+
+static Status vision_first_trained(const ModelSpec *model, const ModuleContext *context,
+                                   int *part_out)
+{
+    ModuleParts parts = module_parts_of(context);
+    int part = 0;
+    bool is_trained = false;
+    for (; part < module_parts_count(&parts) && !is_trained; part++) {
+        TRY(look_at_part(model, context, part, &is_trained));
     }
-    mlp_carve(&encoder->projector, arena, encoder->images_max * encoder->patches, &slot->projector);
+    *part_out = is_trained ? part - 1 : part;
+    return STATUS_OK;
+}
+
+/* ---- memory ---- */
+
+static void carve_slot(VisionEncoder *encoder, Arena *arena, int chunk, VisionSlot *slot)
+{
+    const LayerLimits *limits = &encoder->layer_limits;
+    if (module_parts_is_first(&encoder->parts, chunk)) {
+        slot->embedded = layer_take(arena, limits->local, encoder->width);
+        norm_carve(&encoder->pre_norm, arena, limits->local, &slot->pre_norm);
+    }
+    stack_carve(&encoder->layers, &encoder->chunks[chunk].stack, arena, limits,
+                &encoder->scratch.stack, &slot->stack);
+    if (module_parts_is_last(&encoder->parts, chunk)) {
+        mlp_carve(&encoder->projector, arena, encoder->images_max * encoder->local_patches,
+                  &slot->projector);
+    }
+}
+
+static void carve_embedding(VisionEncoder *encoder, Arena *arena)
+{
+    VisionScratch *scratch = &encoder->scratch;
+    const LayerLimits *limits = &encoder->layer_limits;
+    int64_t inputs = 3 * (int64_t)encoder->patch_size * encoder->patch_size;
+    int64_t local = encoder->images_max * encoder->local_patches;
+    bool is_cut = encoder->layers.is_sequence_parallel;
+    scratch->patches = layer_take(arena, encoder->images_max * encoder->patches, inputs);
+    scratch->local =
+        encoder->local_tokens < encoder->tokens ? layer_take(arena, local, inputs) : NULL;
+    scratch->patch_part = layer_take(arena, local, range_count(encoder->patch_part));
+    scratch->table = layer_take(arena, encoder->local_tokens, encoder->width);
+    scratch->embed_grad = layer_take(arena, limits->local, encoder->width);
+    scratch->full = is_cut ? layer_take(arena, limits->tokens, encoder->width) : NULL;
+}
+
+static void carve_projector(VisionEncoder *encoder, Arena *arena)
+{
+    VisionScratch *scratch = &encoder->scratch;
+    int64_t rows = encoder->images_max * encoder->local_patches;
+    if (encoder->class_embedding >= 0) {
+        scratch->features = layer_take(arena, rows, encoder->width);
+        scratch->features_grad = layer_take(arena, rows, encoder->width);
+    }
+    mlp_carve_scratch(&encoder->layers, &encoder->projector, arena, rows, &scratch->projector);
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 /* The stages of a pass follow one another, so each begins at the same place. */
 static void carve_scratch(VisionEncoder *encoder, Arena *arena)
 {
-    VisionScratch *scratch = &encoder->scratch;
-    int64_t n = encoder->images_max * encoder->tokens;
-    int64_t rows = encoder->images_max * encoder->patches;
-    int64_t inputs = 3 * (int64_t)encoder->patch_size * encoder->patch_size;
-    scratch->grad = layer_take(arena, n, encoder->width);
     int64_t stage = arena->used;
-
-    scratch->patches = layer_take(arena, rows, inputs);
-    scratch->patch_part = layer_take(arena, rows, range_count(encoder->patch_part));
-    scratch->table = layer_take(arena, encoder->tokens, encoder->width);
-    scratch->embed_grad = layer_take(arena, n, encoder->width);
-    int64_t end = arena->used;
-
-    arena_rewind(arena, stage);
-    if (encoder->class_embedding >= 0) {
-        scratch->features = layer_take(arena, rows, encoder->width);
-        scratch->features_grad = layer_take(arena, rows, encoder->width);
-    }
-    mlp_carve_scratch(&encoder->projector, arena, rows, &scratch->projector);
-    end = arena->used > end ? arena->used : end;
-
-    arena_rewind(arena, stage);
-    for (int i = 0; i < encoder->num_blocks; i++) { /* all alike: the same memory again */
+    int64_t end = stage;
+    if (module_parts_is_first(&encoder->parts, 0)) {
+        carve_embedding(encoder, arena);
+        end = larger(end, arena->used);
         arena_rewind(arena, stage);
-        block_carve_scratch(&encoder->blocks[i], arena, n, &scratch->block);
+    }
+    if (module_parts_is_last(&encoder->parts, encoder->parts.chunks - 1)) {
+        carve_projector(encoder, arena);
+        end = larger(end, arena->used);
+        arena_rewind(arena, stage);
     }
     if (arena->used < end) {
         arena_take(arena, end - arena->used);
     }
 }
 
-static void carve(VisionEncoder *encoder, Arena *arena)
+/* The largest of the chunks serves all: their blocks are alike. */
+static void carve_stack(VisionEncoder *encoder, Arena *arena)
 {
-    for (int i = 0; i < encoder->num_slots; i++) {
-        carve_slot(encoder, arena, &encoder->slots[i]);
+    int most = 0;
+    for (int c = 1; c < encoder->parts.chunks; c++) {
+        if (encoder->chunks[c].stack.num_blocks > encoder->chunks[most].stack.num_blocks) {
+            most = c;
+        }
     }
-    carve_scratch(encoder, arena);
+    stack_carve_shared(&encoder->layers, &encoder->chunks[most].stack, arena,
+                       &encoder->layer_limits, &encoder->scratch.stack);
 }
 
-static Status allocate_activations(VisionEncoder *encoder)
+static void carve(VisionEncoder *encoder, Arena *arena)
 {
-    TRY(MEMORY_NEW(&encoder->segment_begins, encoder->images_max + 1));
-    for (int64_t i = 0; i <= encoder->images_max; i++) {
-        encoder->segment_begins[i] = (int32_t)(i * encoder->tokens);
+    int64_t rows = encoder->images_max * encoder->local_patches;
+    encoder->positions = arena_take(arena, encoder->local_tokens * (int64_t)sizeof(int32_t));
+    encoder->patch_index = arena_take(arena, rows * (int64_t)sizeof(int32_t));
+    encoder->places.row_tokens = arena_take(arena, rows * (int64_t)sizeof(int32_t));
+    carve_stack(encoder, arena);
+    carve_scratch(encoder, arena);
+    for (int c = 0; c < encoder->parts.chunks; c++) {
+        for (int i = 0; i < encoder->chunks[c].num_slots; i++) {
+            carve_slot(encoder, arena, c, &encoder->chunks[c].slots[i]);
+        }
     }
-    TRY(MEMORY_NEW(&encoder->slots, encoder->num_slots));
-    for (int i = 0; i < encoder->num_slots; i++) {
-        TRY(MEMORY_NEW(&encoder->slots[i].blocks, encoder->num_blocks));
+}
+
+static Status allocate_slots(VisionEncoder *encoder, const ModuleLimits *limits)
+{
+    for (int c = 0; c < encoder->parts.chunks; c++) {
+        VisionChunk *chunk = &encoder->chunks[c];
+        chunk->num_slots = limits->slots[c];
+        TRY(MEMORY_NEW(&chunk->slots, chunk->num_slots));
+        for (int i = 0; i < chunk->num_slots; i++) {
+            TRY(stack_acts_init(&chunk->stack, &chunk->slots[i].stack));
+        }
     }
+    return STATUS_OK;
+}
+
+static Status allocate_activations(VisionEncoder *encoder, const ModuleLimits *limits)
+{
+    TRY(allocate_slots(encoder, limits));
     Arena arena;
     arena_init_measure(&arena);
     carve(encoder, &arena);
@@ -238,6 +389,62 @@ static Status allocate_activations(VisionEncoder *encoder)
     arena_init(&arena, encoder->memory, encoder->memory_bytes);
     carve(encoder, &arena);
     return STATUS_OK;
+}
+
+/* Positions of the tokens of an image that are here, and which of all patches. */
+static Status fill_indices(VisionEncoder *encoder)
+{
+    ShardRank rank = layer_shard_rank(&encoder->layers);
+    int64_t extra = encoder->tokens - encoder->patches;
+    Range chunks[SHARD_CHUNKS];
+    int32_t *positions = NULL;
+    int32_t *index = NULL;
+    int64_t rows = encoder->images_max * encoder->local_patches;
+    int num_chunks = shard_chunks(encoder->tokens, rank.cp_size, rank.cp_rank, chunks);
+    TRY(MEMORY_NEW(&positions, encoder->local_tokens));
+    Status status = MEMORY_NEW(&index, rows);
+    int64_t at = 0;
+    for (int c = 0; c < num_chunks; c++) {
+        for (int64_t t = chunks[c].begin; t < chunks[c].end; t++) {
+            positions[at++] = (int32_t)t;
+        }
+    }
+    int64_t skipped = encoder->local_tokens - encoder->local_patches;
+    for (int64_t i = 0; status == STATUS_OK && i < rows; i++) {
+        int64_t image = i / encoder->local_patches;
+        int64_t token = positions[skipped + i % encoder->local_patches];
+        index[i] = (int32_t)(image * encoder->patches + token - extra);
+    }
+    Stream *stream = encoder->layers.stream;
+    if (status == STATUS_OK) {
+        status = stream_copy(stream, encoder->positions, positions,
+                             encoder->local_tokens * (int64_t)sizeof *positions);
+    }
+    if (status == STATUS_OK) {
+        status = stream_copy(stream, encoder->patch_index, index, rows * (int64_t)sizeof *index);
+    }
+    if (status == STATUS_OK) {
+        status = stream_wait(stream, clock_deadline_in_ms(FILL_TIMEOUT_MS));
+    }
+    memory_free(positions);
+    memory_free(index);
+    return status;
+}
+
+static Status allocate_places(VisionEncoder *encoder)
+{
+    const LayerContext *layers = &encoder->layers;
+    VisionPlaces *places = &encoder->places;
+    places->num_images = -1;
+    TRY(MEMORY_NEW(&encoder->segment_begins, encoder->images_max + 1));
+    for (int64_t i = 0; i <= encoder->images_max; i++) {
+        encoder->segment_begins[i] = (int32_t)(i * encoder->tokens);
+    }
+    TRY(MEMORY_NEW(&places->host_tokens, encoder->images_max * encoder->local_patches));
+    TRY(MEMORY_NEW(&places->row_begins, layer_tp_size(layers) + 1));
+    return sequences_buffer_create(encoder->module.params.device, layer_shard_rank(layers),
+                                   encoder->images_max * encoder->tokens, encoder->images_max,
+                                   false, &encoder->buffer);
 }
 
 static void vision_destroy(Module *module)
@@ -249,52 +456,53 @@ static void vision_destroy(Module *module)
     if (encoder->memory) {
         device_free(module->params.device, encoder->memory, encoder->memory_bytes);
     }
-    for (int i = 0; encoder->slots && i < encoder->num_slots; i++) {
-        memory_free(encoder->slots[i].blocks);
+    for (int c = 0; c < MODULE_CHUNKS_MAX; c++) {
+        VisionChunk *chunk = &encoder->chunks[c];
+        for (int i = 0; chunk->slots && i < chunk->num_slots; i++) {
+            stack_acts_done(&chunk->slots[i].stack);
+        }
+        memory_free(chunk->slots);
+        stack_done(&chunk->stack);
     }
-    memory_free(encoder->slots);
+    sequences_buffer_destroy(encoder->buffer);
+    memory_free(encoder->places.host_tokens);
+    memory_free(encoder->places.row_begins);
     memory_free(encoder->segment_begins);
-    memory_free(encoder->blocks);
     param_set_done(&module->params);
     memory_free(encoder);
 }
 
-static Status build(VisionEncoder *encoder, const ModelSpec *model)
+static Status build(VisionEncoder *encoder, const ModelSpec *model, const ModuleLimits *limits)
 {
-    const VisionSpec *vision = model->vision;
-    int layer = vision->feature_layer;
-    encoder->num_blocks = layer < 0 ? vision->layers + 1 + layer : layer;
-    encoder->image_size = vision->image_size;
-    encoder->patch_size = vision->patch_size;
-    encoder->width = vision->width;
-    encoder->patches = module_rows_per_image(model);
-    encoder->tokens = encoder->patches + (vision->class_token ? 1 : 0);
-    encoder->class_embedding = vision->class_token ? 0 : -1;
     if (encoder->images_max > INT32_MAX / encoder->tokens - 1) {
         return fail(STATUS_INVALID, "vision: %lld images of %lld tokens in one microbatch",
                     (long long)encoder->images_max, (long long)encoder->tokens);
     }
-    TRY(MEMORY_NEW(&encoder->blocks, encoder->num_blocks));
-    TRY(declare(encoder, model));
-    return allocate_activations(encoder);
+    for (int c = 0; c < encoder->parts.chunks; c++) {
+        TRY(declare_chunk(encoder, model, c));
+    }
+    TRY(param_set_allocate(&encoder->module.params));
+    encoder->layer_limits = module_parts_limits(
+        &encoder->layers, encoder->images_max * encoder->tokens, encoder->images_max);
+    encoder->module.width = encoder->width;
+    encoder->module.local_max = encoder->layer_limits.local;
+    TRY(allocate_activations(encoder, limits));
+    TRY(allocate_places(encoder));
+    return fill_indices(encoder);
 }
 
 static Status vision_create(const ModelSpec *model, const ModuleContext *context,
                             const ModuleLimits *limits, Module **module_out)
 {
-    CHECK(limits->slots > 0 && limits->images >= 0);
+    CHECK(limits->items >= 0 && context->chunks <= MODULE_CHUNKS_MAX);
     TRY(check_model(model->vision));
     VisionEncoder *encoder = NULL;
     TRY(MEMORY_NEW(&encoder, 1));
     encoder->module.ops = &vision_module_ops;
     param_set_init(&encoder->module.params, context->device);
-    encoder->layers = (LayerContext){.kernels = context->kernels,
-                                     .stream = context->stream,
-                                     .tp = context->tp,
-                                     .params = &encoder->module.params};
-    encoder->images_max = limits->images;
-    encoder->num_slots = limits->slots;
-    Status status = build(encoder, model);
+    set_model(encoder, model, context);
+    encoder->images_max = limits->items;
+    Status status = build(encoder, model, limits);
     if (status != STATUS_OK) {
         vision_destroy(&encoder->module);
         return status_trace(status, __FILE__, __LINE__);
@@ -303,225 +511,370 @@ static Status vision_create(const ModelSpec *model, const ModuleContext *context
     return STATUS_OK;
 }
 
-/* ---- patches, class token, positions ---- */
+/* ---- where tokens and rows stand ---- */
 
-/* Where the patch tokens lie in an array [N, D]. */
-typedef struct PatchView {
-    int64_t offset; /* elements before the first patch token of an image */
-    int64_t image;  /* elements from image to image */
-} PatchView;
-
-static PatchView patch_view(const VisionEncoder *encoder)
+static int64_t count_tokens(const VisionEncoder *encoder, const ModuleBatch *batch)
 {
-    int64_t before = encoder->tokens - encoder->patches; /* class tokens */
-    return (PatchView){before * encoder->width, encoder->tokens * encoder->width};
+    return batch->num_items * encoder->local_tokens;
 }
 
-/* matrix [R, D/tp] into this rank's columns of the patch tokens of x [N, D], or back. */
+/* Rows among the first `tokens` of this cp rank. */
+static int64_t rows_before(const VisionEncoder *encoder, int64_t tokens)
+{
+    int64_t t = encoder->local_tokens;
+    return encoder->has_class_token ? tokens - (tokens + t - 1) / t : tokens;
+}
+
+static Range local_part(const VisionEncoder *encoder, const ModuleBatch *batch)
+{
+    ShardRank rank = layer_shard_rank(&encoder->layers);
+    return range_part(count_tokens(encoder, batch), rank.tp_size, rank.tp_rank);
+}
+
+static int64_t vision_count_local(const Module *module, const ModuleBatch *batch)
+{
+    return range_count(local_part((const VisionEncoder *)module, batch));
+}
+
+static int64_t vision_count_rows(const Module *module, const ModuleBatch *batch)
+{
+    const VisionEncoder *encoder = (const VisionEncoder *)module;
+    Range part = local_part(encoder, batch);
+    return rows_before(encoder, part.end) - rows_before(encoder, part.begin);
+}
+
+static Status find_places(VisionEncoder *encoder, const ModuleBatch *batch)
+{
+    VisionPlaces *places = &encoder->places;
+    Stream *stream = encoder->layers.stream;
+    if (places->num_images == batch->num_items) {
+        return STATUS_OK;
+    }
+    places->num_images = -1;
+    TRY(sequences_make(encoder->buffer, encoder->segment_begins, (int32_t)batch->num_items, stream,
+                       &places->sequences));
+    const ShardRows *tokens = &places->sequences.rows;
+    places->rows = (ShardRows){
+        .count = rows_before(encoder, tokens->count),
+        .part = {rows_before(encoder, tokens->part.begin), rows_before(encoder, tokens->part.end)}};
+    for (int i = 0; tokens->begins && i <= layer_tp_size(&encoder->layers); i++) {
+        places->row_begins[i] = rows_before(encoder, tokens->begins[i]);
+    }
+    places->rows.begins = tokens->begins ? places->row_begins : NULL;
+    int64_t num = 0;
+    for (int64_t n = tokens->part.begin; n < tokens->part.end; n++) {
+        if (!encoder->has_class_token || n % encoder->local_tokens != 0) {
+            places->host_tokens[num++] = (int32_t)(n - tokens->part.begin);
+        }
+    }
+    CHECK(num == range_count(places->rows.part));
+    TRY(stream_copy(stream, places->row_tokens, places->host_tokens,
+                    num * (int64_t)sizeof(int32_t)));
+    places->num_images = batch->num_items;
+    return STATUS_OK;
+}
+
+/* ---- patches, class token, positions ---- */
+
+/* matrix [B p, D/tp] into this rank's columns of the patch tokens of x [N, D], or back. */
 static Status copy_patch_columns(const VisionEncoder *encoder, float *x, float *matrix,
                                  int64_t images, bool into_x)
 {
     const LayerContext *layers = &encoder->layers;
-    PatchView view = patch_view(encoder);
+    int64_t skipped = encoder->local_tokens - encoder->local_patches;
     int64_t cols = range_count(encoder->patch_part);
     for (int64_t i = 0; i < images; i++) {
-        float *tokens = x + i * view.image + view.offset + encoder->patch_part.begin;
-        float *rows = matrix + i * encoder->patches * cols;
+        float *tokens =
+            x + (i * encoder->local_tokens + skipped) * encoder->width + encoder->patch_part.begin;
+        float *rows = matrix + i * encoder->local_patches * cols;
         if (into_x) {
-            TRY(layers->kernels->copy_matrix(tokens, encoder->width, rows, cols, encoder->patches,
-                                             cols, layers->stream));
+            TRY(layers->kernels->copy_matrix(tokens, encoder->width, rows, cols,
+                                             encoder->local_patches, cols, layers->stream));
         } else {
-            TRY(layers->kernels->copy_matrix(rows, cols, tokens, encoder->width, encoder->patches,
-                                             cols, layers->stream));
+            TRY(layers->kernels->copy_matrix(rows, cols, tokens, encoder->width,
+                                             encoder->local_patches, cols, layers->stream));
         }
     }
     return STATUS_OK;
 }
 
-/* x [N, D] = patches @ weight^T at the patch tokens, 0 at the class tokens. */
-static Status embed_patches(VisionEncoder *encoder, float *x, const ModuleBatch *batch)
+/* *patches_out [B p, I]: those that are here. */
+static Status cut_patches(VisionEncoder *encoder, const ModuleBatch *batch,
+                          const float **patches_out)
 {
     const LayerContext *layers = &encoder->layers;
     VisionScratch *scratch = &encoder->scratch;
-    int64_t rows = batch->num_images * encoder->patches;
-    int64_t inputs = 3 * (int64_t)encoder->patch_size * encoder->patch_size;
-    int64_t cols = range_count(encoder->patch_part);
-    bool direct = cols == encoder->width && encoder->class_embedding < 0;
     TRY(layers->kernels->patches_forward(scratch->patches, batch->pixels, pixel_mean, pixel_std,
-                                         batch->num_images, encoder->image_size,
-                                         encoder->patch_size, layers->stream));
-    MatMul product = {.c = direct ? x : scratch->patch_part,
-                      .a = scratch->patches,
-                      .b = layer_value(layers, encoder->patch_weight),
-                      .m = rows,
-                      .n = cols,
-                      .k = inputs,
-                      .transpose_b = true};
-    TRY(layers->kernels->matmul(&product, layers->stream));
-    if (direct) {
+                                         batch->num_items, encoder->image_size, encoder->patch_size,
+                                         layers->stream));
+    *patches_out = scratch->patches;
+    if (!scratch->local) {
         return STATUS_OK;
     }
-    int64_t count = batch->num_images * encoder->tokens * encoder->width;
-    TRY(stream_zero(layers->stream, x, count * (int64_t)sizeof(float)));
-    TRY(copy_patch_columns(encoder, x, scratch->patch_part, batch->num_images, true));
-    return layer_sum(layers, x, count); /* to zeros: it puts the columns together */
-}
-
-/* x [N, D] of the slot: positions and class token added; both are one table [T, D]. */
-static Status embed_forward(VisionEncoder *encoder, VisionSlot *slot, const ModuleBatch *batch)
-{
-    const LayerContext *layers = &encoder->layers;
-    const Kernels *kernels = layers->kernels;
-    TRY(embed_patches(encoder, slot->embedded, batch));
-    const float *table = layer_value(layers, encoder->position_embedding);
-    if (encoder->class_embedding >= 0) {
-        float *sum = encoder->scratch.table;
-        int64_t table_bytes = encoder->tokens * encoder->width * (int64_t)sizeof(float);
-        TRY(stream_copy(layers->stream, sum, table, table_bytes));
-        TRY(kernels->accumulate(sum, layer_value(layers, encoder->class_embedding), encoder->width,
-                                layers->stream));
-        table = sum;
-    }
-    return kernels->add_table(slot->embedded, table, batch->num_images, encoder->tokens,
-                              encoder->width, layers->stream);
-}
-
-/* grad [N, D] of the sum. Pixels have no gradient; patches are cut again rather than kept: they are
- * wider than all else. */
-static Status embed_backward(VisionEncoder *encoder, float *grad, const ModuleBatch *batch)
-{
-    const LayerContext *layers = &encoder->layers;
-    const Kernels *kernels = layers->kernels;
-    VisionScratch *scratch = &encoder->scratch;
-    int64_t table_count = encoder->tokens * encoder->width;
-    TRY(stream_zero(layers->stream, scratch->table, table_count * (int64_t)sizeof(float)));
-    TRY(kernels->add_table_backward(scratch->table, grad, batch->num_images, encoder->tokens,
-                                    encoder->width, layers->stream));
-    TRY(kernels->accumulate(layer_grad(layers, encoder->position_embedding), scratch->table,
-                            table_count, layers->stream));
-    if (encoder->class_embedding >= 0) {
-        TRY(kernels->accumulate(layer_grad(layers, encoder->class_embedding), scratch->table,
-                                encoder->width, layers->stream));
-    }
-    int64_t cols = range_count(encoder->patch_part);
-    bool direct = cols == encoder->width && encoder->class_embedding < 0;
-    if (!direct) {
-        TRY(copy_patch_columns(encoder, grad, scratch->patch_part, batch->num_images, false));
-    }
-    TRY(kernels->patches_forward(scratch->patches, batch->pixels, pixel_mean, pixel_std,
-                                 batch->num_images, encoder->image_size, encoder->patch_size,
-                                 layers->stream));
-    MatMul product = {.c = layer_grad(layers, encoder->patch_weight),
-                      .a = direct ? grad : scratch->patch_part,
-                      .b = scratch->patches,
-                      .m = cols,
-                      .n = 3 * (int64_t)encoder->patch_size * encoder->patch_size,
-                      .k = batch->num_images * encoder->patches,
-                      .transpose_a = true,
-                      .accumulate = true};
-    return kernels->matmul(&product, layers->stream);
-}
-
-/* ---- features: the patch tokens of the last block's output ---- */
-
-static const float *block_input(const VisionSlot *slot, int block)
-{
-    return block == 0 ? slot->first : slot->blocks[block - 1].out;
-}
-
-/* *features_out [R, D]: the tokens themselves where there is no class token, else a copy in
- * scratch. */
-static Status take_features(VisionEncoder *encoder, const VisionSlot *slot, int64_t images,
-                            const float **features_out)
-{
-    const LayerContext *layers = &encoder->layers;
-    const float *x = block_input(slot, encoder->num_blocks);
-    *features_out = x;
-    if (encoder->class_embedding < 0) {
-        return STATUS_OK;
-    }
-    PatchView view = patch_view(encoder);
-    int64_t image = encoder->patches * encoder->width;
-    *features_out = encoder->scratch.features;
-    return layers->kernels->copy_matrix(encoder->scratch.features, image, x + view.offset,
-                                        view.image, images, image, layers->stream);
-}
-
-/* grad [N, D] from features_grad [R, D]: class tokens get none. */
-static Status put_features_grad(VisionEncoder *encoder, float *grad, int64_t images)
-{
-    const LayerContext *layers = &encoder->layers;
-    PatchView view = patch_view(encoder);
-    int64_t image = encoder->patches * encoder->width;
-    TRY(stream_zero(layers->stream, grad, images * view.image * (int64_t)sizeof(float)));
-    return layers->kernels->copy_matrix(grad + view.offset, view.image,
-                                        encoder->scratch.features_grad, image, images, image,
+    *patches_out = scratch->local;
+    return layers->kernels->gather_rows(scratch->local, scratch->patches, encoder->patch_index,
+                                        batch->num_items * encoder->local_patches,
+                                        3 * (int64_t)encoder->patch_size * encoder->patch_size,
                                         layers->stream);
 }
 
-static Sequences sequences_of(const VisionEncoder *encoder, int64_t images)
+/* The product's result is x itself: all columns are here, and no class token stands between. */
+static bool is_direct(const VisionEncoder *encoder)
 {
-    return (Sequences){.num_tokens = images * encoder->tokens,
-                       .num_segments = (int32_t)images,
-                       .segment_begins = encoder->segment_begins};
+    return range_count(encoder->patch_part) == encoder->width && !encoder->has_class_token;
+}
+
+/* x [N, D] = patches @ weight^T at this rank's columns of the patch tokens, 0 elsewhere. */
+static Status embed_patches(VisionEncoder *encoder, float *x, const ModuleBatch *batch)
+{
+    const LayerContext *layers = &encoder->layers;
+    const float *patches = NULL;
+    TRY(cut_patches(encoder, batch, &patches));
+    const MatMul product = {.c = is_direct(encoder) ? x : encoder->scratch.patch_part,
+                            .a = patches,
+                            .b = layer_value(layers, encoder->patch_weight),
+                            .m = batch->num_items * encoder->local_patches,
+                            .n = range_count(encoder->patch_part),
+                            .k = 3 * (int64_t)encoder->patch_size * encoder->patch_size,
+                            .transpose_b = true};
+    TRY(layers->kernels->matmul(&product, layers->stream));
+    if (is_direct(encoder)) {
+        return STATUS_OK;
+    }
+    int64_t count = count_tokens(encoder, batch) * encoder->width;
+    TRY(stream_zero(layers->stream, x, count * (int64_t)sizeof(float)));
+    return copy_patch_columns(encoder, x, encoder->scratch.patch_part, batch->num_items, true);
+}
+
+/* scratch.table [t, D]: what is added to the tokens of each image. */
+static Status make_table(VisionEncoder *encoder)
+{
+    const LayerContext *layers = &encoder->layers;
+    const Kernels *kernels = layers->kernels;
+    float *table = encoder->scratch.table;
+    TRY(kernels->embedding_forward(table, layer_value(layers, encoder->position_embedding),
+                                   encoder->positions, encoder->local_tokens, encoder->width, 0,
+                                   encoder->tokens, layers->stream));
+    if (!encoder->has_class_token) {
+        return STATUS_OK;
+    }
+    return kernels->accumulate(table, layer_value(layers, encoder->class_embedding), encoder->width,
+                               layers->stream);
+}
+
+/* slot.embedded [n, D]. The table is added by one tp rank, and the sum over tp puts the columns
+ * together. */
+static Status embed_forward(VisionEncoder *encoder, VisionSlot *slot, const ModuleBatch *batch)
+{
+    const LayerContext *layers = &encoder->layers;
+    const ShardRows *rows = &encoder->places.sequences.rows;
+    float *x = rows->begins ? encoder->scratch.full : slot->embedded;
+    TRY(embed_patches(encoder, x, batch));
+    if (layer_tp_rank(layers) == 0) {
+        TRY(make_table(encoder));
+        TRY(layers->kernels->add_table(x, encoder->scratch.table, batch->num_items,
+                                       encoder->local_tokens, encoder->width, layers->stream));
+    }
+    TRY(layer_reduce(layers, rows, x, encoder->width));
+    if (rows->begins) {
+        TRY(stream_copy(layers->stream, slot->embedded, x + rows->part.begin * encoder->width,
+                        range_count(rows->part) * encoder->width * (int64_t)sizeof(float)));
+    }
+    return norm_forward(layers, &encoder->pre_norm, &slot->pre_norm, stack_input(&slot->stack),
+                        slot->embedded, range_count(rows->part));
+}
+
+/* table_grad [t, D] to the class token and the positions. */
+static Status table_backward(VisionEncoder *encoder, const float *grad, const ModuleBatch *batch)
+{
+    const LayerContext *layers = &encoder->layers;
+    const Kernels *kernels = layers->kernels;
+    float *table = encoder->scratch.table;
+    float *position_grad = layer_grad(layers, encoder->position_embedding);
+    float *class_grad =
+        encoder->has_class_token ? layer_grad(layers, encoder->class_embedding) : NULL;
+    if (!position_grad && !class_grad) {
+        return STATUS_OK;
+    }
+    TRY(stream_zero(layers->stream, table,
+                    encoder->local_tokens * encoder->width * (int64_t)sizeof(float)));
+    TRY(kernels->add_table_backward(table, grad, batch->num_items, encoder->local_tokens,
+                                    encoder->width, layers->stream));
+    if (position_grad) {
+        TRY(kernels->embedding_backward(position_grad, table, encoder->positions,
+                                        encoder->local_tokens, encoder->width, 0, encoder->tokens,
+                                        layers->stream));
+    }
+    return class_grad ? kernels->accumulate(class_grad, table, encoder->width, layers->stream)
+                      : STATUS_OK;
+}
+
+/* Pixels have no gradient; patches are cut again rather than kept: they are wider than all else.
+ * grad [N, D]. */
+static Status patch_backward(VisionEncoder *encoder, float *grad, const ModuleBatch *batch)
+{
+    const LayerContext *layers = &encoder->layers;
+    float *weight_grad = layer_grad(layers, encoder->patch_weight);
+    const float *patches = NULL;
+    if (!weight_grad) {
+        return STATUS_OK;
+    }
+    if (!is_direct(encoder)) {
+        TRY(copy_patch_columns(encoder, grad, encoder->scratch.patch_part, batch->num_items,
+                               false));
+    }
+    TRY(cut_patches(encoder, batch, &patches));
+    const MatMul product = {.c = weight_grad,
+                            .a = is_direct(encoder) ? grad : encoder->scratch.patch_part,
+                            .b = patches,
+                            .m = range_count(encoder->patch_part),
+                            .n = 3 * (int64_t)encoder->patch_size * encoder->patch_size,
+                            .k = batch->num_items * encoder->local_patches,
+                            .transpose_a = true,
+                            .accumulate = true};
+    return layers->kernels->matmul(&product, layers->stream);
+}
+
+static bool embedding_is_trained(const VisionEncoder *encoder)
+{
+    const LayerContext *layers = &encoder->layers;
+    return layer_grad(layers, encoder->patch_weight) ||
+           layer_grad(layers, encoder->position_embedding) ||
+           layer_grad(layers, encoder->class_embedding) ||
+           norm_is_trained(layers, &encoder->pre_norm);
+}
+
+/* grad [n, D] of the stack's input. */
+static Status embed_backward(VisionEncoder *encoder, VisionSlot *slot, const float *grad,
+                             const ModuleBatch *batch)
+{
+    const LayerContext *layers = &encoder->layers;
+    const ShardRows *rows = &encoder->places.sequences.rows;
+    float *x_grad = encoder->scratch.embed_grad;
+    TRY(norm_backward(layers, &encoder->pre_norm, &slot->pre_norm, x_grad, grad, slot->embedded,
+                      range_count(rows->part), false));
+    if (rows->begins) {
+        float *full = encoder->scratch.full;
+        TRY(stream_copy(layers->stream, full + rows->part.begin * encoder->width, x_grad,
+                        range_count(rows->part) * encoder->width * (int64_t)sizeof(float)));
+        TRY(layer_gather(layers, rows, full, encoder->width));
+        x_grad = full;
+    }
+    TRY(table_backward(encoder, x_grad, batch));
+    return patch_backward(encoder, x_grad, batch);
+}
+
+/* ---- rows ---- */
+
+/* *features_out [r, D]: the stack's output itself where no class token stands between, else a copy
+ * in scratch. */
+static Status take_features(VisionEncoder *encoder, const float *x, const float **features_out)
+{
+    const LayerContext *layers = &encoder->layers;
+    *features_out = x;
+    if (!encoder->has_class_token) {
+        return STATUS_OK;
+    }
+    *features_out = encoder->scratch.features;
+    return layers->kernels->gather_rows(encoder->scratch.features, x, encoder->places.row_tokens,
+                                        range_count(encoder->places.rows.part), encoder->width,
+                                        layers->stream);
+}
+
+/* grad [n, D] = gradient of the stack's output from that of the rows. */
+static Status rows_backward(VisionEncoder *encoder, VisionSlot *slot, const float *x,
+                            const float *rows_grad, float *grad, bool wants_grad)
+{
+    const LayerContext *layers = &encoder->layers;
+    const VisionPlaces *places = &encoder->places;
+    VisionScratch *scratch = &encoder->scratch;
+    bool is_copied = encoder->has_class_token;
+    const float *features = NULL;
+    TRY(take_features(encoder, x, &features));
+    float *features_grad = is_copied ? scratch->features_grad : grad;
+    TRY(mlp_backward(layers, &encoder->projector, &slot->projector, &scratch->projector,
+                     &places->rows, wants_grad ? features_grad : NULL, rows_grad, features));
+    if (!wants_grad || !is_copied) {
+        return STATUS_OK;
+    }
+    TRY(stream_zero(layers->stream, grad,
+                    range_count(places->sequences.rows.part) * encoder->width *
+                        (int64_t)sizeof(float)));
+    return layers->kernels->scatter_rows(grad, features_grad, places->row_tokens,
+                                         range_count(places->rows.part), encoder->width,
+                                         layers->stream);
+}
+
+/* ---- the module ---- */
+
+static VisionSlot *slot_of(VisionEncoder *encoder, int chunk, int slot)
+{
+    CHECK(chunk >= 0 && chunk < encoder->parts.chunks);
+    CHECK(slot >= 0 && slot < encoder->chunks[chunk].num_slots);
+    return &encoder->chunks[chunk].slots[slot];
+}
+
+static float *vision_input(Module *module, int chunk, int slot)
+{
+    return stack_input(&slot_of(encoder_of(module), chunk, slot)->stack);
+}
+
+static const float *vision_output(Module *module, int chunk, int slot)
+{
+    VisionEncoder *encoder = encoder_of(module);
+    return stack_output(&encoder->chunks[chunk].stack, &slot_of(encoder, chunk, slot)->stack);
 }
 
 // NOLINTBEGIN(readability-non-const-parameter): the signatures are the contract's
-static Status vision_forward(Module *module, int slot_index, const ModuleBatch *batch,
+static Status vision_forward(Module *module, int chunk, int slot_index, const ModuleBatch *batch,
                              float *rows_out, double *loss_sum_out)
 {
     (void)loss_sum_out;
     VisionEncoder *encoder = encoder_of(module);
-    CHECK(slot_index >= 0 && slot_index < encoder->num_slots);
-    CHECK(batch->num_images >= 0 && batch->num_images <= encoder->images_max);
-    if (batch->num_images == 0) {
+    const LayerContext *layers = &encoder->layers;
+    VisionSlot *slot = slot_of(encoder, chunk, slot_index);
+    const Stack *stack = &encoder->chunks[chunk].stack;
+    CHECK(batch->num_items >= 0 && batch->num_items <= encoder->images_max);
+    if (batch->num_items == 0) {
+        return STATUS_OK; /* on all ranks of the replica */
+    }
+    TRY(find_places(encoder, batch));
+    if (module_parts_is_first(&encoder->parts, chunk)) {
+        TRY(embed_forward(encoder, slot, batch));
+    }
+    TRY(stack_forward(layers, stack, &slot->stack, &encoder->scratch.stack,
+                      &encoder->places.sequences));
+    if (!module_parts_is_last(&encoder->parts, chunk)) {
         return STATUS_OK;
     }
-    const LayerContext *layers = &encoder->layers;
-    VisionSlot *slot = &encoder->slots[slot_index];
-    Sequences sequences = sequences_of(encoder, batch->num_images);
-    TRY(embed_forward(encoder, slot, batch));
-    TRY(norm_forward(layers, &encoder->pre_norm, &slot->pre_norm, slot->first, slot->embedded,
-                     sequences.num_tokens));
-    for (int i = 0; i < encoder->num_blocks; i++) {
-        TRY(block_forward(layers, &encoder->blocks[i], &slot->blocks[i], &encoder->scratch.block,
-                          &sequences, block_input(slot, i)));
-    }
     const float *features = NULL;
-    TRY(take_features(encoder, slot, batch->num_images, &features));
+    TRY(take_features(encoder, stack_output(stack, &slot->stack), &features));
     return mlp_forward(layers, &encoder->projector, &slot->projector, &encoder->scratch.projector,
-                       rows_out, features, NULL, batch->num_images * encoder->patches);
+                       &encoder->places.rows, rows_out, features, NULL);
 }
 
-static Status vision_backward(Module *module, int slot_index, const ModuleBatch *batch,
-                              float *rows_grad)
+static Status vision_backward(Module *module, int chunk, int slot_index, const ModuleBatch *batch,
+                              float *grad, float *rows_grad)
 {
     VisionEncoder *encoder = encoder_of(module);
-    CHECK(slot_index >= 0 && slot_index < encoder->num_slots);
-    CHECK(batch->num_images >= 0 && batch->num_images <= encoder->images_max);
-    if (batch->num_images == 0) {
+    VisionSlot *slot = slot_of(encoder, chunk, slot_index);
+    const Stack *stack = &encoder->chunks[chunk].stack;
+    if (batch->num_items == 0) {
         return STATUS_OK;
     }
-    const LayerContext *layers = &encoder->layers;
-    VisionSlot *slot = &encoder->slots[slot_index];
-    VisionScratch *scratch = &encoder->scratch;
-    Sequences sequences = sequences_of(encoder, batch->num_images);
-    bool class_token = encoder->class_embedding >= 0;
-    const float *features = NULL;
-    TRY(take_features(encoder, slot, batch->num_images, &features));
-    TRY(mlp_backward(layers, &encoder->projector, &slot->projector, &scratch->projector,
-                     class_token ? scratch->features_grad : scratch->grad, rows_grad, features,
-                     batch->num_images * encoder->patches));
-    if (class_token) {
-        TRY(put_features_grad(encoder, scratch->grad, batch->num_images));
+    bool is_first = module_parts_is_first(&encoder->parts, chunk);
+    bool wants_input_grad = is_first
+                                ? embedding_is_trained(encoder)
+                                : module_parts_at(&encoder->parts, chunk) > encoder->backward_begin;
+    TRY(find_places(encoder, batch));
+    if (module_parts_is_last(&encoder->parts, chunk)) {
+        bool wants_grad = wants_input_grad || stack->first_trained < stack->num_blocks;
+        TRY(rows_backward(encoder, slot, stack_output(stack, &slot->stack), rows_grad, grad,
+                          wants_grad));
     }
-    for (int i = encoder->num_blocks - 1; i >= 0; i--) {
-        TRY(block_backward(layers, &encoder->blocks[i], &slot->blocks[i], &scratch->block,
-                           &sequences, scratch->grad, block_input(slot, i)));
-    }
-    TRY(norm_backward(layers, &encoder->pre_norm, &slot->pre_norm, scratch->embed_grad,
-                      scratch->grad, slot->embedded, sequences.num_tokens, false));
-    return embed_backward(encoder, scratch->embed_grad, batch);
+    TRY(stack_backward(&encoder->layers, stack, &slot->stack, &encoder->scratch.stack,
+                       &encoder->places.sequences, grad, wants_input_grad));
+    return is_first && wants_input_grad ? embed_backward(encoder, slot, grad, batch) : STATUS_OK;
 }
 
 static Status vision_predict(Module *module, int slot, const int32_t *tokens, int32_t num,
@@ -539,8 +892,13 @@ static Status vision_predict(Module *module, int slot, const int32_t *tokens, in
 
 const ModuleOps vision_module_ops = {
     .name = "vision",
+    .first_trained = vision_first_trained,
     .create = vision_create,
     .destroy = vision_destroy,
+    .count_local = vision_count_local,
+    .count_rows = vision_count_rows,
+    .input = vision_input,
+    .output = vision_output,
     .forward = vision_forward,
     .backward = vision_backward,
     .predict = vision_predict,

@@ -3,9 +3,10 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "nn/block.h"
 #include "nn/cross_entropy.h"
 #include "nn/embedding.h"
+#include "nn/stack.h"
+#include "train/module_parts.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -17,10 +18,11 @@ enum {
 
 static const float embedding_std = 0.02f; /* initial standard deviation of tokens and positions */
 
-/* Kept from forward to backward of one microbatch. */
+/* Kept from forward to backward of one microbatch in one chunk. */
 typedef struct LlmSlot {
-    float *embedded; /* [N, D] */
-    BlockActs *blocks;
+    StackActs stack;
+    ShardRows rows; /* of the last forward */
+    /* of the last part */
     NormActs norm;
     float *logits; /* [N, V/tp]; after forward, their gradient */
     CrossEntropy loss;
@@ -28,37 +30,44 @@ typedef struct LlmSlot {
     bool has_loss;    /* the head ran: backward may */
 } LlmSlot;
 
-/* One for all slots; members of different stages share memory. */
+typedef struct LlmChunk {
+    Stack stack;
+    int num_slots;
+    LlmSlot *slots;
+} LlmChunk;
+
+/* One for all slots; members of different stages of a pass share memory. */
 typedef struct LlmScratch {
-    float *grad; /* [N, D]: travels down through the blocks */
+    /* embedding */
+    float *embedded; /* [N, D]: rows that are cut over tp, put together */
+    float *zeros;    /* [R, D] */
     /* head */
     float *normed;      /* [N, D] */
     float *normed_grad; /* [N, D] */
-    /* rows */
-    float *zeros; /* [R, D] */
-    /* predict */
-    int32_t *tokens;      /* [PREDICT_ROWS_MAX] */
-    float *picked;        /* [PREDICT_ROWS_MAX, D] */
-    float *picked_normed; /* [PREDICT_ROWS_MAX, D] */
-    NormActs picked_norm;
-    float *logits; /* [PREDICT_ROWS_MAX, V/tp] */
-    float *values; /* [tp, PREDICT_ROWS_MAX] */
-    int32_t *ids;  /* [tp, PREDICT_ROWS_MAX] */
-    BlockScratch block;
+    /* predict, after normed */
+    int32_t *tokens; /* [PREDICT_ROWS_MAX] */
+    float *picked;   /* [PREDICT_ROWS_MAX, D] */
+    float *logits;   /* [PREDICT_ROWS_MAX, V/tp] */
+    float *values;   /* [tp, PREDICT_ROWS_MAX] */
+    int32_t *ids;    /* [tp, PREDICT_ROWS_MAX] */
+    StackShared stack;
 } LlmScratch;
 
 typedef struct Llm {
     Module module;
     LayerContext layers;
-    int64_t width; /* D */
-    Embedding embedding;
-    int num_blocks;
-    Block *blocks;
-    Norm norm;
-    Linear head;
+    ModuleParts parts;
+    int backward_begin;
+    Recompute recompute;
+    bool is_tied;
+    int64_t width;    /* D */
     Range vocabulary; /* of V, this rank */
+    LlmChunk chunks[MODULE_CHUNKS_MAX];
+    Embedding embedding; /* of the first part, and of a last one whose head is tied to it */
+    Norm norm;           /* of the last part */
+    Linear head;
     ModuleLimits limits;
-    LlmSlot *slots;
+    LayerLimits layer_limits;
     LlmScratch scratch;
     void *memory; /* device: all slots and the scratch */
     int64_t memory_bytes;
@@ -119,43 +128,115 @@ static BlockSpec block_spec(const DecoderSpec *decoder)
                                .down_gain = branch_gain}};
 }
 
-static Status declare(Llm *llm, const DecoderSpec *decoder)
+static Status declare_table(Llm *llm, const DecoderSpec *decoder)
+{
+    return embedding_declare(&llm->layers, "language_model.model", "embed_tokens",
+                             decoder->vocabulary, decoder->width, embedding_std, &llm->embedding);
+}
+
+/* A head that is tied to a table on another stage has a copy of it; the first stage's counts. */
+static Status declare_head(Llm *llm, const DecoderSpec *decoder)
 {
     const LayerContext *layers = &llm->layers;
-    TRY(embedding_declare(layers, "language_model.model", "embed_tokens", decoder->vocabulary,
-                          decoder->width, embedding_std, &llm->embedding));
-    BlockSpec spec = block_spec(decoder);
-    for (int i = 0; i < llm->num_blocks; i++) {
-        char prefix[64];
-        snprintf(prefix, sizeof prefix, "language_model.model.layers.%d", i);
-        TRY(block_declare(layers, prefix, &spec, &llm->blocks[i]));
-    }
     TRY(norm_declare(layers, "language_model.model", "norm", NORM_KIND_RMS, decoder->width,
                      (float)decoder->norm_epsilon, &llm->norm));
-    if (decoder->tied_head) {
-        llm->head = embedding_as_head(&llm->embedding);
-    } else {
+    if (!decoder->tied_head) {
         LinearSpec head = {.in = decoder->width,
                            .out = decoder->vocabulary,
                            .cut = LINEAR_CUT_OUT,
                            .part = llm->vocabulary,
                            .gain = 1.0f};
-        TRY(linear_declare(layers, "language_model", "lm_head", &head, &llm->head));
+        return linear_declare(layers, "language_model", "lm_head", &head, &llm->head);
     }
-    return param_set_allocate(&llm->module.params);
+    if (llm->parts.stages > 1) {
+        TRY(declare_table(llm, decoder));
+        Param *table = &layers->params->params[llm->embedding.table];
+        table->spec.is_tied = true;
+        table->counts = false;
+    }
+    llm->head = embedding_as_head(&llm->embedding);
+    return STATUS_OK;
 }
 
-static void carve_slot(Llm *llm, Arena *arena, LlmSlot *slot)
+static Status declare_chunk(Llm *llm, const DecoderSpec *decoder, int chunk)
 {
-    int64_t n = llm->limits.tokens;
-    slot->embedded = layer_take(arena, n, llm->width);
-    for (int i = 0; i < llm->num_blocks; i++) {
-        block_carve(&llm->blocks[i], arena, n, &slot->blocks[i]);
+    const BlockSpec spec = block_spec(decoder);
+    if (module_parts_is_first(&llm->parts, chunk)) {
+        TRY(declare_table(llm, decoder));
+        if (decoder->tied_head && llm->parts.stages > 1) {
+            llm->layers.params->params[llm->embedding.table].spec.is_tied = true;
+        }
     }
-    norm_carve(&llm->norm, arena, n, &slot->norm);
-    slot->logits = layer_take(arena, n, llm->head.out);
-    cross_entropy_carve(arena, n, &slot->loss);
-    slot->loss_sum = arena_take(arena, (int64_t)sizeof(double));
+    Range layers = module_part_layers(decoder->layers, module_parts_count(&llm->parts),
+                                      module_parts_at(&llm->parts, chunk));
+    TRY(stack_init(&llm->layers, "language_model.model.layers", &spec, layers, llm->recompute,
+                   &llm->chunks[chunk].stack));
+    if (module_parts_is_last(&llm->parts, chunk)) {
+        TRY(declare_head(llm, decoder));
+    }
+    return STATUS_OK;
+}
+
+static void set_model(Llm *llm, const DecoderSpec *decoder, const ModuleContext *context)
+{
+    llm->parts = module_parts_of(context);
+    llm->backward_begin = context->backward_begin;
+    llm->recompute = context->recompute;
+    llm->width = decoder->width;
+    llm->layers = (LayerContext){.kernels = context->kernels,
+                                 .stream = context->stream,
+                                 .tp = context->tp,
+                                 .cp = context->cp,
+                                 .is_sequence_parallel = context->is_sequence_parallel,
+                                 .params = &llm->module.params};
+    llm->vocabulary = layer_tp_part(&llm->layers, decoder->vocabulary);
+    param_set_freeze(&llm->module.params, context->frozen, context->num_frozen);
+}
+
+/* Declares one part alone, to look at its parameters. */
+static Status look_at_part(const DecoderSpec *decoder, const ModuleContext *context, int part,
+                           bool *is_trained_out)
+{
+    Llm *llm = NULL;
+    ModuleContext alone = *context;
+    alone.tp = NULL;
+    alone.cp = NULL;
+    TRY(MEMORY_NEW(&llm, 1));
+    ModuleParts parts = module_parts_of(context);
+    alone.stage = part % parts.stages;
+    param_set_init(&llm->module.params, NULL);
+    set_model(llm, decoder, &alone);
+    Status status = declare_chunk(llm, decoder, part / parts.stages);
+    *is_trained_out = module_parts_any_trained(&llm->module.params);
+    stack_done(&llm->chunks[part / parts.stages].stack);
+    param_set_done(&llm->module.params);
+    memory_free(llm);
+    return status;
+}
+
+static Status llm_first_trained(const ModelSpec *model, const ModuleContext *context, int *part_out)
+{
+    ModuleParts parts = module_parts_of(context);
+    int part = 0;
+    bool is_trained = false;
+    for (; part < module_parts_count(&parts) && !is_trained; part++) {
+        TRY(look_at_part(model->llm, context, part, &is_trained));
+    }
+    *part_out = is_trained ? part - 1 : part;
+    return STATUS_OK;
+}
+
+static void carve_slot(Llm *llm, Arena *arena, int chunk, LlmSlot *slot)
+{
+    const LayerLimits *limits = &llm->layer_limits;
+    stack_carve(&llm->layers, &llm->chunks[chunk].stack, arena, limits, &llm->scratch.stack,
+                &slot->stack);
+    if (module_parts_is_last(&llm->parts, chunk)) {
+        norm_carve(&llm->norm, arena, limits->local, &slot->norm);
+        slot->logits = layer_take(arena, limits->tokens, llm->head.out);
+        cross_entropy_carve(arena, limits->tokens, &slot->loss);
+        slot->loss_sum = arena_take(arena, (int64_t)sizeof(double));
+    }
 }
 
 static void carve_predict(Llm *llm, Arena *arena)
@@ -164,56 +245,79 @@ static void carve_predict(Llm *llm, Arena *arena)
     int64_t tp_size = layer_tp_size(&llm->layers);
     scratch->tokens = arena_take(arena, PREDICT_ROWS_MAX * (int64_t)sizeof(int32_t));
     scratch->picked = layer_take(arena, PREDICT_ROWS_MAX, llm->width);
-    scratch->picked_normed = layer_take(arena, PREDICT_ROWS_MAX, llm->width);
-    norm_carve(&llm->norm, arena, PREDICT_ROWS_MAX, &scratch->picked_norm);
     scratch->logits = layer_take(arena, PREDICT_ROWS_MAX, llm->head.out);
     scratch->values = layer_take(arena, tp_size, PREDICT_ROWS_MAX);
     scratch->ids = arena_take(arena, tp_size * PREDICT_ROWS_MAX * (int64_t)sizeof(int32_t));
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 /* The stages of a pass follow one another, so each begins at the same place. */
 static void carve_scratch(Llm *llm, Arena *arena)
 {
     LlmScratch *scratch = &llm->scratch;
-    int64_t n = llm->limits.tokens;
-    scratch->grad = layer_take(arena, n, llm->width);
+    int64_t n = llm->layer_limits.tokens;
     int64_t stage = arena->used;
-
-    scratch->normed = layer_take(arena, n, llm->width);
-    scratch->normed_grad = layer_take(arena, n, llm->width);
-    int64_t end = arena->used;
-
-    arena_rewind(arena, stage);
-    scratch->zeros = layer_take(arena, llm->limits.rows, llm->width);
-    end = arena->used > end ? arena->used : end;
-
-    arena_rewind(arena, stage);
-    carve_predict(llm, arena);
-    end = arena->used > end ? arena->used : end;
-
-    arena_rewind(arena, stage);
-    for (int i = 0; i < llm->num_blocks; i++) { /* all alike: the same memory again */
+    int64_t end = stage;
+    int last = llm->parts.chunks - 1;
+    if (module_parts_is_first(&llm->parts, 0)) {
+        scratch->embedded =
+            llm->layers.is_sequence_parallel ? layer_take(arena, n, llm->width) : NULL;
+        scratch->zeros = layer_take(arena, llm->limits.rows, llm->width);
+        end = larger(end, arena->used);
         arena_rewind(arena, stage);
-        block_carve_scratch(&llm->blocks[i], arena, n, &scratch->block);
+    }
+    if (module_parts_is_last(&llm->parts, last)) {
+        scratch->normed = layer_take(arena, n, llm->width);
+        int64_t after = arena->used;
+        scratch->normed_grad = layer_take(arena, n, llm->width);
+        end = larger(end, arena->used);
+        arena_rewind(arena, after);
+        carve_predict(llm, arena);
+        end = larger(end, arena->used);
+        arena_rewind(arena, stage);
     }
     if (arena->used < end) {
         arena_take(arena, end - arena->used);
     }
 }
 
+/* The largest of the chunks serves all: their blocks are alike. */
+static void carve_stack(Llm *llm, Arena *arena)
+{
+    int most = 0;
+    for (int c = 1; c < llm->parts.chunks; c++) {
+        if (llm->chunks[c].stack.num_blocks > llm->chunks[most].stack.num_blocks) {
+            most = c;
+        }
+    }
+    stack_carve_shared(&llm->layers, &llm->chunks[most].stack, arena, &llm->layer_limits,
+                       &llm->scratch.stack);
+}
+
 static void carve(Llm *llm, Arena *arena)
 {
-    for (int i = 0; i < llm->limits.slots; i++) {
-        carve_slot(llm, arena, &llm->slots[i]);
-    }
+    carve_stack(llm, arena);
     carve_scratch(llm, arena);
+    for (int c = 0; c < llm->parts.chunks; c++) {
+        for (int i = 0; i < llm->chunks[c].num_slots; i++) {
+            carve_slot(llm, arena, c, &llm->chunks[c].slots[i]);
+        }
+    }
 }
 
 static Status allocate_activations(Llm *llm)
 {
-    TRY(MEMORY_NEW(&llm->slots, llm->limits.slots));
-    for (int i = 0; i < llm->limits.slots; i++) {
-        TRY(MEMORY_NEW(&llm->slots[i].blocks, llm->num_blocks));
+    for (int c = 0; c < llm->parts.chunks; c++) {
+        LlmChunk *chunk = &llm->chunks[c];
+        chunk->num_slots = llm->limits.slots[c];
+        TRY(MEMORY_NEW(&chunk->slots, chunk->num_slots));
+        for (int i = 0; i < chunk->num_slots; i++) {
+            TRY(stack_acts_init(&chunk->stack, &chunk->slots[i].stack));
+        }
     }
     int answers = layer_tp_size(&llm->layers) * PREDICT_ROWS_MAX;
     TRY(MEMORY_NEW(&llm->host_values, answers));
@@ -238,42 +342,44 @@ static void llm_destroy(Module *module)
     if (llm->memory) {
         device_free(module->params.device, llm->memory, llm->memory_bytes);
     }
-    for (int i = 0; llm->slots && i < llm->limits.slots; i++) {
-        memory_free(llm->slots[i].blocks);
+    for (int c = 0; c < MODULE_CHUNKS_MAX; c++) {
+        LlmChunk *chunk = &llm->chunks[c];
+        for (int i = 0; chunk->slots && i < chunk->num_slots; i++) {
+            stack_acts_done(&chunk->slots[i].stack);
+        }
+        memory_free(chunk->slots);
+        stack_done(&chunk->stack);
     }
-    memory_free(llm->slots);
     memory_free(llm->host_values);
     memory_free(llm->host_ids);
     memory_free(llm->begins);
-    memory_free(llm->blocks);
     param_set_done(&module->params);
     memory_free(llm);
 }
 
 static Status build(Llm *llm, const DecoderSpec *decoder)
 {
-    llm->width = decoder->width;
-    llm->vocabulary = layer_tp_part(&llm->layers, decoder->vocabulary);
-    llm->num_blocks = decoder->layers;
-    TRY(MEMORY_NEW(&llm->blocks, llm->num_blocks));
-    TRY(declare(llm, decoder));
+    for (int c = 0; c < llm->parts.chunks; c++) {
+        TRY(declare_chunk(llm, decoder, c));
+    }
+    TRY(param_set_allocate(&llm->module.params));
+    llm->layer_limits = module_parts_limits(&llm->layers, llm->limits.keys, llm->limits.segments);
+    llm->module.width = llm->width;
+    llm->module.local_max = llm->layer_limits.local;
     return allocate_activations(llm);
 }
 
 static Status llm_create(const ModelSpec *model, const ModuleContext *context,
                          const ModuleLimits *limits, Module **module_out)
 {
-    CHECK(limits->slots > 0 && limits->tokens >= 0 && limits->tokens <= INT32_MAX);
-    CHECK(limits->rows >= 0);
+    CHECK(limits->keys >= 0 && limits->keys <= INT32_MAX && limits->rows >= 0);
+    CHECK(context->chunks <= MODULE_CHUNKS_MAX);
     TRY(check_model(model->llm, context->tp ? context->tp->size : 1));
     Llm *llm = NULL;
     TRY(MEMORY_NEW(&llm, 1));
     llm->module.ops = &llm_module_ops;
     param_set_init(&llm->module.params, context->device);
-    llm->layers = (LayerContext){.kernels = context->kernels,
-                                 .stream = context->stream,
-                                 .tp = context->tp,
-                                 .params = &llm->module.params};
+    set_model(llm, model->llm, context);
     llm->limits = *limits;
     Status status = build(llm, model->llm);
     if (status != STATUS_OK) {
@@ -284,118 +390,163 @@ static Status llm_create(const ModelSpec *model, const ModuleContext *context,
     return STATUS_OK;
 }
 
-static Sequences sequences_of(const ModuleBatch *batch)
+/* ---- forward and backward ---- */
+
+static LlmSlot *slot_of(Llm *llm, int chunk, int slot)
 {
-    return (Sequences){.num_tokens = batch->num_tokens,
-                       .num_segments = batch->num_segments,
-                       .segment_begins = batch->segment_begins,
-                       .positions = batch->positions};
+    CHECK(chunk >= 0 && chunk < llm->parts.chunks);
+    CHECK(slot >= 0 && slot < llm->chunks[chunk].num_slots);
+    return &llm->chunks[chunk].slots[slot];
 }
 
-static const float *block_input(const LlmSlot *slot, int block)
+static int64_t llm_count_local(const Module *module, const ModuleBatch *batch)
 {
-    return block == 0 ? slot->embedded : slot->blocks[block - 1].out;
+    (void)module;
+    return range_count(batch->sequences->rows.part);
 }
 
-static void check_batch(const Llm *llm, int slot, const ModuleBatch *batch)
+static int64_t llm_count_rows(const Module *module, const ModuleBatch *batch)
 {
-    CHECK(slot >= 0 && slot < llm->limits.slots);
-    CHECK(batch->num_tokens >= 0 && batch->num_tokens <= llm->limits.tokens);
+    (void)module;
+    (void)batch;
+    return 0;
+}
+
+static float *llm_input(Module *module, int chunk, int slot)
+{
+    return stack_input(&slot_of(llm_of(module), chunk, slot)->stack);
+}
+
+static const float *llm_output(Module *module, int chunk, int slot)
+{
+    Llm *llm = llm_of(module);
+    return stack_output(&llm->chunks[chunk].stack, &slot_of(llm, chunk, slot)->stack);
+}
+
+static void check_batch(const Llm *llm, const ModuleBatch *batch)
+{
+    CHECK(batch->sequences->num_keys <= llm->limits.keys);
+    CHECK(batch->sequences->rows.count <= llm->layer_limits.tokens);
     CHECK(batch->num_rows >= 0 && batch->num_rows <= llm->limits.rows);
 }
 
-/* Token vectors, with visual rows in place of the placeholders' own. */
-static Status embed_forward(Llm *llm, LlmSlot *slot, const ModuleBatch *batch)
+/* x [n, D] = token vectors, with rows of encoders in place of the placeholders' own. */
+static Status embed_forward(Llm *llm, float *x, const ModuleBatch *batch)
 {
     const LayerContext *layers = &llm->layers;
-    TRY(embedding_forward(layers, &llm->embedding, slot->embedded, batch->ids, batch->num_tokens));
-    return layers->kernels->scatter_rows(slot->embedded, batch->rows, batch->row_tokens,
-                                         batch->num_rows, llm->width, layers->stream);
+    TRY(embedding_forward(layers, &llm->embedding, &batch->sequences->rows, x,
+                          llm->scratch.embedded, batch->ids));
+    return layers->kernels->scatter_rows(x, batch->rows, batch->row_tokens, batch->num_rows,
+                                         llm->width, layers->stream);
 }
 
-/* rows_grad [R, D] = grad [N, D] at the placeholders, which then give nothing to the table. */
+/* rows_grad [R, D] = grad [n, D] at the placeholders, which then give nothing to the table. */
 static Status embed_backward(Llm *llm, float *grad, const ModuleBatch *batch, float *rows_grad)
 {
     const LayerContext *layers = &llm->layers;
     const Kernels *kernels = layers->kernels;
     float *zeros = llm->scratch.zeros;
     int64_t rows = batch->num_rows;
-    TRY(kernels->gather_rows(rows_grad, grad, batch->row_tokens, rows, llm->width, layers->stream));
+    if (rows_grad) {
+        TRY(kernels->gather_rows(rows_grad, grad, batch->row_tokens, rows, llm->width,
+                                 layers->stream));
+    }
+    if (!layer_grad(layers, llm->embedding.table)) {
+        return STATUS_OK;
+    }
     TRY(stream_zero(layers->stream, zeros, rows * llm->width * (int64_t)sizeof(float)));
     TRY(kernels->scatter_rows(grad, zeros, batch->row_tokens, rows, llm->width, layers->stream));
-    return embedding_backward(layers, &llm->embedding, grad, batch->ids, batch->num_tokens);
+    return embedding_backward(layers, &llm->embedding, &batch->sequences->rows, grad,
+                              llm->scratch.embedded, batch->ids);
+}
+
+/* scratch.normed [N, D] = norm(x [n, D]), put together over tp. */
+static Status norm_whole(Llm *llm, const LlmSlot *slot, const ShardRows *rows, const float *x)
+{
+    const LayerContext *layers = &llm->layers;
+    float *own = llm->scratch.normed + rows->part.begin * llm->width;
+    TRY(norm_forward(layers, &llm->norm, &slot->norm, own, x, range_count(rows->part)));
+    return layer_gather(layers, rows, llm->scratch.normed, llm->width);
 }
 
 /* Logits, losses and the logits' gradient; adds the losses to *loss_sum_out. */
-static Status head_forward(Llm *llm, LlmSlot *slot, const ModuleBatch *batch, double *loss_sum_out)
+static Status head_forward(Llm *llm, LlmSlot *slot, const float *x, const ModuleBatch *batch,
+                           double *loss_sum_out)
 {
     const LayerContext *layers = &llm->layers;
-    int64_t n = batch->num_tokens;
-    float *normed = llm->scratch.normed;
-    TRY(norm_forward(layers, &llm->norm, &slot->norm, normed, block_input(slot, llm->num_blocks),
-                     n));
-    TRY(linear_forward(layers, &llm->head, slot->logits, normed, n));
-    TRY(cross_entropy_forward(layers, &slot->loss, slot->logits, batch->labels, n, llm->vocabulary,
-                              batch->loss_scale));
+    const ShardRows *rows = &batch->sequences->rows;
+    TRY(norm_whole(llm, slot, rows, x));
+    TRY(linear_forward(layers, &llm->head, slot->logits, llm->scratch.normed, rows->count));
+    TRY(cross_entropy_forward(layers, &slot->loss, slot->logits, batch->labels, rows->count,
+                              llm->vocabulary, batch->loss_scale));
     TRY(stream_copy(layers->stream, slot->loss_sum, loss_sum_out, (int64_t)sizeof(double)));
-    TRY(layers->kernels->sum(slot->loss_sum, slot->loss.losses, n, layers->stream));
+    TRY(layers->kernels->sum(slot->loss_sum, slot->loss.losses, rows->count, layers->stream));
     return stream_copy(layers->stream, loss_sum_out, slot->loss_sum, (int64_t)sizeof(double));
 }
 
-/* scratch.grad [N, D] = gradient of the last block's output. */
-static Status head_backward(Llm *llm, LlmSlot *slot, int64_t n)
+/* grad [n, D] = gradient of the last block's output x [n, D]. */
+static Status head_backward(Llm *llm, LlmSlot *slot, const float *x, const ShardRows *rows,
+                            float *grad)
 {
     const LayerContext *layers = &llm->layers;
     LlmScratch *scratch = &llm->scratch;
-    const float *x = block_input(slot, llm->num_blocks);
-    TRY(norm_forward(layers, &llm->norm, &slot->norm, scratch->normed, x, n));
-    TRY(linear_backward(layers, &llm->head, scratch->normed_grad, slot->logits, scratch->normed, n,
-                        false));
-    TRY(layer_sum(layers, scratch->normed_grad, n * llm->width));
-    return norm_backward(layers, &llm->norm, &slot->norm, scratch->grad, scratch->normed_grad, x, n,
-                         false);
+    TRY(norm_whole(llm, slot, rows, x));
+    TRY(linear_backward(layers, &llm->head, scratch->normed_grad, slot->logits, scratch->normed,
+                        rows->count, false));
+    TRY(layer_reduce(layers, rows, scratch->normed_grad, llm->width));
+    return norm_backward(layers, &llm->norm, &slot->norm, grad,
+                         scratch->normed_grad + rows->part.begin * llm->width, x,
+                         range_count(rows->part), false);
 }
 
 // NOLINTBEGIN(readability-non-const-parameter): the signature is the contract's
-static Status llm_forward(Module *module, int slot_index, const ModuleBatch *batch, float *rows_out,
-                          double *loss_sum_out)
+static Status llm_forward(Module *module, int chunk, int slot_index, const ModuleBatch *batch,
+                          float *rows_out, double *loss_sum_out)
 {
     (void)rows_out;
     Llm *llm = llm_of(module);
-    check_batch(llm, slot_index, batch);
-    if (batch->num_tokens == 0) {
+    LlmSlot *slot = slot_of(llm, chunk, slot_index);
+    const Stack *stack = &llm->chunks[chunk].stack;
+    check_batch(llm, batch);
+    slot->rows = batch->sequences->rows;
+    slot->has_loss = false;
+    if (batch->sequences->num_keys == 0) {
+        return STATUS_OK; /* on all ranks of the replica */
+    }
+    if (module_parts_is_first(&llm->parts, chunk)) {
+        TRY(embed_forward(llm, stack_input(&slot->stack), batch));
+    }
+    TRY(stack_forward(&llm->layers, stack, &slot->stack, &llm->scratch.stack, batch->sequences));
+    if (!module_parts_is_last(&llm->parts, chunk) || !loss_sum_out) {
         return STATUS_OK;
     }
-    LlmSlot *slot = &llm->slots[slot_index];
-    Sequences sequences = sequences_of(batch);
-    TRY(embed_forward(llm, slot, batch));
-    for (int i = 0; i < llm->num_blocks; i++) {
-        TRY(block_forward(&llm->layers, &llm->blocks[i], &slot->blocks[i], &llm->scratch.block,
-                          &sequences, block_input(slot, i)));
-    }
-    slot->has_loss = loss_sum_out != NULL;
-    return slot->has_loss ? head_forward(llm, slot, batch, loss_sum_out) : STATUS_OK;
+    slot->has_loss = true;
+    return head_forward(llm, slot, stack_output(stack, &slot->stack), batch, loss_sum_out);
 }
 
 // NOLINTEND(readability-non-const-parameter)
 
-static Status llm_backward(Module *module, int slot_index, const ModuleBatch *batch,
-                           float *rows_grad)
+static Status llm_backward(Module *module, int chunk, int slot_index, const ModuleBatch *batch,
+                           float *grad, float *rows_grad)
 {
     Llm *llm = llm_of(module);
-    check_batch(llm, slot_index, batch);
-    if (batch->num_tokens == 0) {
+    LlmSlot *slot = slot_of(llm, chunk, slot_index);
+    const Stack *stack = &llm->chunks[chunk].stack;
+    const Sequences *sequences = batch->sequences;
+    check_batch(llm, batch);
+    if (sequences->num_keys == 0) {
         return STATUS_OK;
     }
-    LlmSlot *slot = &llm->slots[slot_index];
-    Sequences sequences = sequences_of(batch);
-    CHECK(slot->has_loss);
-    TRY(head_backward(llm, slot, batch->num_tokens));
-    for (int i = llm->num_blocks - 1; i >= 0; i--) {
-        TRY(block_backward(&llm->layers, &llm->blocks[i], &slot->blocks[i], &llm->scratch.block,
-                           &sequences, llm->scratch.grad, block_input(slot, i)));
+    if (module_parts_is_last(&llm->parts, chunk)) {
+        CHECK(slot->has_loss);
+        TRY(head_backward(llm, slot, stack_output(stack, &slot->stack), &sequences->rows, grad));
     }
-    return embed_backward(llm, llm->scratch.grad, batch, rows_grad);
+    bool is_first = module_parts_is_first(&llm->parts, chunk);
+    bool wants_input_grad = is_first ? rows_grad || layer_grad(&llm->layers, llm->embedding.table)
+                                     : module_parts_at(&llm->parts, chunk) > llm->backward_begin;
+    TRY(stack_backward(&llm->layers, stack, &slot->stack, &llm->scratch.stack, sequences, grad,
+                       wants_input_grad));
+    return is_first && wants_input_grad ? embed_backward(llm, grad, batch, rows_grad) : STATUS_OK;
 }
 
 /* ---- predict ---- */
@@ -414,29 +565,26 @@ static Status gather_answers(Llm *llm, void *data, int64_t num)
 }
 
 /* scratch values, ids [tp, num]: the best of every rank's part of the vocabulary. */
-static Status best_of_parts(Llm *llm, const LlmSlot *slot, const int32_t *tokens, int64_t num)
+static Status best_of_parts(Llm *llm, const int32_t *tokens, int64_t num)
 {
     const LayerContext *layers = &llm->layers;
     LlmScratch *scratch = &llm->scratch;
     int64_t own = layer_tp_rank(layers) * num;
     TRY(stream_copy(layers->stream, scratch->tokens, tokens, num * (int64_t)sizeof(int32_t)));
-    TRY(layers->kernels->gather_rows(scratch->picked, block_input(slot, llm->num_blocks),
-                                     scratch->tokens, num, llm->width, layers->stream));
-    TRY(norm_forward(layers, &llm->norm, &scratch->picked_norm, scratch->picked_normed,
-                     scratch->picked, num));
-    TRY(linear_forward(layers, &llm->head, scratch->logits, scratch->picked_normed, num));
+    TRY(layers->kernels->gather_rows(scratch->picked, scratch->normed, scratch->tokens, num,
+                                     llm->width, layers->stream));
+    TRY(linear_forward(layers, &llm->head, scratch->logits, scratch->picked, num));
     return layers->kernels->argmax_rows(scratch->values + own, scratch->ids + own, scratch->logits,
                                         num, llm->head.out, (int32_t)llm->vocabulary.begin,
                                         layers->stream);
 }
 
-static Status predict_some(Llm *llm, const LlmSlot *slot, const int32_t *tokens, int64_t num,
-                           int32_t *ids_out)
+static Status predict_some(Llm *llm, const int32_t *tokens, int64_t num, int32_t *ids_out)
 {
     const LayerContext *layers = &llm->layers;
     int64_t tp_size = layer_tp_size(layers);
     int64_t answers = tp_size * num;
-    TRY(best_of_parts(llm, slot, tokens, num));
+    TRY(best_of_parts(llm, tokens, num));
     TRY(gather_answers(llm, llm->scratch.values, num));
     TRY(gather_answers(llm, llm->scratch.ids, num));
     TRY(stream_copy(layers->stream, llm->host_values, llm->scratch.values, answers * 4));
@@ -456,18 +604,29 @@ static Status llm_predict(Module *module, int slot_index, const int32_t *tokens,
                           int32_t *ids_out)
 {
     Llm *llm = llm_of(module);
-    CHECK(slot_index >= 0 && slot_index < llm->limits.slots && num >= 0);
+    int last = llm->parts.chunks - 1;
+    CHECK(module_parts_is_last(&llm->parts, last) && num >= 0);
+    LlmSlot *slot = slot_of(llm, last, slot_index);
+    if (num == 0) {
+        return STATUS_OK;
+    }
+    TRY(norm_whole(llm, slot, &slot->rows, stack_output(&llm->chunks[last].stack, &slot->stack)));
     for (int32_t first = 0; first < num; first += PREDICT_ROWS_MAX) {
         int32_t some = num - first < PREDICT_ROWS_MAX ? num - first : PREDICT_ROWS_MAX;
-        TRY(predict_some(llm, &llm->slots[slot_index], tokens + first, some, ids_out + first));
+        TRY(predict_some(llm, tokens + first, some, ids_out + first));
     }
     return STATUS_OK;
 }
 
 const ModuleOps llm_module_ops = {
     .name = "llm",
+    .first_trained = llm_first_trained,
     .create = llm_create,
     .destroy = llm_destroy,
+    .count_local = llm_count_local,
+    .count_rows = llm_count_rows,
+    .input = llm_input,
+    .output = llm_output,
     .forward = llm_forward,
     .backward = llm_backward,
     .predict = llm_predict,

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/part_file.h"
@@ -11,39 +12,38 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <zlib.h>
 
 enum {
-    FILES_MAX = 2, /* of one module: weights, optimizer */
-    MODULE_BYTES = 32,
+    MODULES_BYTES = 64,
     COPY_TIMEOUT_MS = 60 * 1000,
 };
 
 /* What ranks tell each other after each phase of a save. Fixed size: it is gathered. */
 typedef struct SaveRecord {
     int32_t status;
-    int32_t writes;
-    int32_t num_files;
-    uint32_t header_crc; /* of all headers: ranks of a module must have declared the same tensors */
+    int32_t unused; /* 0 */
     int64_t step;
-    int64_t written_bytes;  /* by this rank, so far */
-    int64_t expected_bytes; /* of data in all files of the module */
-    char module[MODULE_BYTES];
+    int64_t written[CHECKPOINT_PARTS_MAX]
+                   [PART_FILE_KIND_COUNT]; /* bytes by this rank, of each of the
+                                                                  * catalog's modules */
+    char modules[MODULES_BYTES];           /* of this rank: "vision, llm" */
     char message[192];
 } SaveRecord;
 
-_Static_assert(sizeof(SaveRecord) == 264, "the record's form is the same in every build");
+_Static_assert(sizeof(SaveRecord) == 400, "the record's form is the same in every build");
 
 typedef struct Saver {
-    const CheckpointPart *part;
+    const CheckpointPart *parts;
+    int num_parts;
     const CheckpointState *state;
     Comm *world;
     Stream *stream;
     const char *directory;
     int keep;
     char path[PATH_MAX]; /* of this checkpoint */
-    PartFile files[FILES_MAX];
-    int num_files;
+    Catalog catalog;
+    PartFile files[CHECKPOINT_PARTS_MAX][PART_FILE_KIND_COUNT]; /* of this rank's parts */
+    PartBuffers buffers;
     SaveRecord own;
     SaveRecord *records; /* [world->size], of the last phase */
     int64_t *begins;     /* [world->size + 1] */
@@ -77,39 +77,12 @@ static Status end_phase(Saver *saver, Status status, const char *phase)
     for (int r = 0; r < saver->world->size; r++) {
         SaveRecord *record = &saver->records[r];
         record->message[sizeof record->message - 1] = '\0';
-        record->module[sizeof record->module - 1] = '\0';
+        record->modules[sizeof record->modules - 1] = '\0';
         if (record->status != STATUS_OK) {
             return fail((Status)record->status, "checkpoint not saved: %s on rank %d (%s): %s",
-                        phase, r, record->module, record->message);
+                        phase, r, record->modules, record->message);
         }
     }
-    return STATUS_OK;
-}
-
-/* The first rank that writes a module creates its files. -1: none does. */
-static int find_creator(const Saver *saver, const char *module)
-{
-    for (int r = 0; r < saver->world->size; r++) {
-        if (saver->records[r].writes && strcmp(saver->records[r].module, module) == 0) {
-            return r;
-        }
-    }
-    return -1;
-}
-
-static Status init_files(Saver *saver)
-{
-    const CheckpointPart *part = saver->part;
-    CHECK((part->m == NULL) == (part->v == NULL));
-    int wanted = part->m ? 2 : 1;
-    for (int i = 0; i < wanted; i++) {
-        PartFile *file = &saver->files[saver->num_files++];
-        TRY(part_file_init(file, part, i == 0 ? PART_FILE_KIND_MODEL : PART_FILE_KIND_OPTIMIZER));
-        saver->own.header_crc = (uint32_t)crc32(saver->own.header_crc, (const Bytef *)file->header,
-                                                (uInt)file->header_bytes);
-        saver->own.expected_bytes += file->layout.file_bytes - file->layout.data_begin;
-    }
-    saver->own.num_files = wanted;
     return STATUS_OK;
 }
 
@@ -117,7 +90,7 @@ static Status init_files(Saver *saver)
  * it is written over. */
 static Status prepare(Saver *saver)
 {
-    TRY(init_files(saver));
+    TRY(part_buffers_init(&saver->buffers, saver->stream->device));
     if (saver->world->rank == 0) {
         TRY(file_make_folder(saver->path));
         TRY(checkpoint_folder_invalidate(saver->path));
@@ -126,46 +99,78 @@ static Status prepare(Saver *saver)
 }
 
 /* What all ranks said about themselves must fit together. The same on all ranks. */
-static Status check_records(const Saver *saver)
+static Status check_steps(const Saver *saver)
 {
     for (int r = 0; r < saver->world->size; r++) {
         const SaveRecord *record = &saver->records[r];
-        int creator = find_creator(saver, record->module);
-        if (creator < 0) {
-            return fail(STATUS_INTERNAL, "no rank writes module %s", record->module);
-        }
         if (record->step != saver->records[0].step) {
             return fail(STATUS_INTERNAL, "rank %d saves step %lld, rank 0 step %lld", r,
                         (long long)record->step, (long long)saver->records[0].step);
         }
-        if (record->header_crc != saver->records[creator].header_crc) {
-            return fail(STATUS_INTERNAL,
-                        "ranks %d and %d have declared different tensors for module %s", r, creator,
-                        record->module);
+    }
+    return STATUS_OK;
+}
+
+/* Phase 2: all ranks know all tensors, so each knows the headers of its files. */
+static Status agree(Saver *saver)
+{
+    TRY(catalog_gather(saver->parts, saver->num_parts, saver->world, saver->stream,
+                       &saver->catalog));
+    for (int p = 0; p < saver->num_parts; p++) {
+        const CheckpointPart *part = &saver->parts[p];
+        TRY(catalog_check_part(&saver->catalog, part));
+        const CatalogModule *module = catalog_find_module(&saver->catalog, part->module);
+        for (int k = 0; module && k < PART_FILE_KIND_COUNT; k++) {
+            TRY(part_file_init(&saver->files[p][k], module, (PartFileKind)k));
         }
     }
     return STATUS_OK;
 }
 
-/* Phase 2. */
+/* Bytes of data in a file of the module. */
+static int64_t file_data_bytes(const CatalogModule *module, PartFileKind kind)
+{
+    int64_t elements = kind == PART_FILE_KIND_MODEL ? module->num_values : 2 * module->num_states;
+    return elements * (int64_t)sizeof(float);
+}
+
+static bool has_file(const CatalogModule *module, PartFileKind kind)
+{
+    return kind == PART_FILE_KIND_MODEL || module->has_states;
+}
+
+/* Phase 3: the first rank that writes weights of a module creates its files. */
 static Status create_files(Saver *saver)
 {
-    if (find_creator(saver, saver->own.module) != saver->world->rank) {
-        return STATUS_OK;
-    }
-    for (int i = 0; i < saver->num_files; i++) {
-        TRY(part_file_create(&saver->files[i], saver->path));
+    for (int p = 0; p < saver->num_parts; p++) {
+        const CatalogModule *module = catalog_find_module(&saver->catalog, saver->parts[p].module);
+        bool is_creator = module && module->creator == saver->world->rank;
+        for (int k = 0; is_creator && k < PART_FILE_KIND_COUNT; k++) {
+            if (has_file(module, (PartFileKind)k)) {
+                TRY(part_file_create(&saver->files[p][k], saver->path));
+            }
+        }
     }
     return STATUS_OK;
 }
 
-/* Phase 3. */
+/* Phase 4. */
 static Status write_boxes(Saver *saver)
 {
-    for (int i = 0; i < saver->num_files && saver->part->writes; i++) {
-        int64_t written = 0;
-        TRY(part_file_write(&saver->files[i], saver->path, saver->stream, &written));
-        saver->own.written_bytes += written;
+    for (int p = 0; p < saver->num_parts; p++) {
+        const CheckpointPart *part = &saver->parts[p];
+        const CatalogModule *module = catalog_find_module(&saver->catalog, part->module);
+        const bool writes[PART_FILE_KIND_COUNT] = {
+            [PART_FILE_KIND_MODEL] = part->writes_weights,
+            [PART_FILE_KIND_OPTIMIZER] = part->writes_state && part->m,
+        };
+        for (int k = 0; module && k < PART_FILE_KIND_COUNT; k++) {
+            if (writes[k] && has_file(module, (PartFileKind)k)) {
+                TRY(part_file_write(&saver->files[p][k], saver->path, part, &saver->buffers,
+                                    saver->stream,
+                                    &saver->own.written[module - saver->catalog.modules][k]));
+            }
+        }
     }
     return STATUS_OK;
 }
@@ -173,40 +178,40 @@ static Status write_boxes(Saver *saver)
 /* Every byte of every file was written by someone, once: the boxes' sizes must add up. */
 static Status check_written(const Saver *saver)
 {
-    for (int r = 0; r < saver->world->size; r++) {
-        const char *module = saver->records[r].module;
+    for (int i = 0; i < saver->catalog.num_modules * PART_FILE_KIND_COUNT; i++) {
+        int m = i / PART_FILE_KIND_COUNT;
+        int k = i % PART_FILE_KIND_COUNT;
+        const CatalogModule *module = &saver->catalog.modules[m];
+        int64_t expected = file_data_bytes(module, (PartFileKind)k);
         int64_t written = 0;
-        for (int other = 0; other < saver->world->size; other++) {
-            bool is_same = strcmp(saver->records[other].module, module) == 0;
-            written += is_same ? saver->records[other].written_bytes : 0;
+        for (int r = 0; r < saver->world->size; r++) {
+            written += saver->records[r].written[m][k];
         }
-        if (written != saver->records[r].expected_bytes) {
+        if (written != expected) {
             return fail(STATUS_INTERNAL,
-                        "ranks of module %s wrote %lld bytes of %lld: wrong boxes or replicas",
-                        module, (long long)written, (long long)saver->records[r].expected_bytes);
+                        "ranks of module %s wrote %lld bytes of %lld of its %s: wrong boxes or "
+                        "replicas",
+                        module->name, (long long)written, (long long)expected,
+                        k == PART_FILE_KIND_MODEL ? "weights" : "state");
         }
     }
     return STATUS_OK;
 }
 
 /* Hugging Face's index: which file has which tensor. */
-static Status write_index(const Saver *saver, const Manifest *manifest)
+static Status write_index(const Saver *saver)
 {
+    const Catalog *catalog = &saver->catalog;
     json_t *map = json_object();
     json_int_t total_bytes = 0;
     int result = map ? 0 : -1;
-    for (size_t i = 0; i < manifest->num_files; i++) {
-        const ManifestFile *file = &manifest->files[i];
-        bool is_model = strncmp(file->name, "model-", 6) == 0;
-        for (int t = 0; is_model && t < file->num_tensors; t++) {
-            result |= json_object_set_new(map, file->tensors[t].name, json_string(file->name));
-        }
-    }
-    for (int r = 0; r < saver->world->size; r++) {
-        const SaveRecord *record = &saver->records[r];
-        if (find_creator(saver, record->module) == r) {
-            /* Weights are a third of weights, m and v. */
-            total_bytes += record->expected_bytes / (record->num_files == 2 ? 3 : 1);
+    for (int m = 0; m < catalog->num_modules; m++) {
+        const CatalogModule *module = &catalog->modules[m];
+        char name[sizeof saver->files[0][0].name];
+        part_file_name(PART_FILE_KIND_MODEL, module->name, name, sizeof name);
+        total_bytes += file_data_bytes(module, PART_FILE_KIND_MODEL);
+        for (int t = 0; t < module->num_tensors; t++) {
+            result |= json_object_set_new(map, module->tensors[t].name, json_string(name));
         }
     }
     json_t *root =
@@ -225,25 +230,22 @@ static Status write_index(const Saver *saver, const Manifest *manifest)
 static Status fill_manifest(const Saver *saver, Manifest *manifest)
 {
     manifest->state = *saver->state;
-    for (int r = 0; r < saver->world->size; r++) {
-        const SaveRecord *record = &saver->records[r];
-        if (find_creator(saver, record->module) != r) {
-            continue;
-        }
-        char name[sizeof saver->files[0].name];
-        part_file_name(PART_FILE_KIND_MODEL, record->module, name, sizeof name);
-        TRY(manifest_add_tensors(manifest, saver->path, name));
-        if (record->num_files == 2) {
-            part_file_name(PART_FILE_KIND_OPTIMIZER, record->module, name, sizeof name);
-            TRY(manifest_add_tensors(manifest, saver->path, name));
+    for (int m = 0; m < saver->catalog.num_modules; m++) {
+        const CatalogModule *module = &saver->catalog.modules[m];
+        for (int k = 0; k < PART_FILE_KIND_COUNT; k++) {
+            char name[sizeof saver->files[0][0].name];
+            part_file_name((PartFileKind)k, module->name, name, sizeof name);
+            if (has_file(module, (PartFileKind)k)) {
+                TRY(manifest_add_tensors(manifest, saver->path, name));
+            }
         }
     }
-    TRY(write_index(saver, manifest));
+    TRY(write_index(saver));
     TRY(manifest_add_file(manifest, saver->path, CHECKPOINT_INDEX));
     return STATUS_OK;
 }
 
-/* Phase 4, on rank 0: it reads the files again for their checksums, which also proves that they can
+/* Phase 5, on rank 0: it reads the files again for their checksums, which also proves that they can
  * be read. */
 static Status complete(const Saver *saver)
 {
@@ -265,7 +267,8 @@ static Status complete(const Saver *saver)
 static Status save_in_phases(Saver *saver)
 {
     TRY(end_phase(saver, prepare(saver), "preparing"));
-    TRY(check_records(saver));
+    TRY(check_steps(saver));
+    TRY(end_phase(saver, agree(saver), "agreeing on its tensors"));
     TRY(end_phase(saver, create_files(saver), "creating its files"));
     TRY(end_phase(saver, write_boxes(saver), "writing"));
     TRY(check_written(saver));
@@ -276,6 +279,7 @@ static Status save_in_phases(Saver *saver)
 static Status saver_init(Saver *saver)
 {
     Comm *world = saver->world;
+    CHECK(saver->num_parts >= 0 && saver->num_parts <= CHECKPOINT_PARTS_MAX);
     TRY(checkpoint_folder_path(saver->directory, saver->state->step, saver->path,
                                sizeof saver->path - NAME_MAX));
     TRY(MEMORY_NEW(&saver->records, world->size));
@@ -283,33 +287,40 @@ static Status saver_init(Saver *saver)
     for (int r = 0; r <= world->size; r++) {
         saver->begins[r] = r * (int64_t)sizeof(SaveRecord);
     }
-    TRY(device_alloc(saver->part->params->device, records_bytes(saver), &saver->gathered));
-    saver->own.writes = saver->part->writes;
+    TRY(device_alloc(saver->stream->device, records_bytes(saver), &saver->gathered));
     saver->own.step = saver->state->step;
-    CHECK(strlen(saver->part->module) < sizeof saver->own.module);
-    memcpy(saver->own.module, saver->part->module, strlen(saver->part->module));
+    size_t used = 0;
+    for (int p = 0; p < saver->num_parts; p++) {
+        CHECK((saver->parts[p].m == NULL) == (saver->parts[p].v == NULL));
+        int length = snprintf(saver->own.modules + used, sizeof saver->own.modules - used, "%s%s",
+                              p > 0 ? ", " : "", saver->parts[p].module);
+        used += (size_t)length < sizeof saver->own.modules - used ? (size_t)length : 0;
+    }
     return STATUS_OK;
 }
 
 static void saver_done(Saver *saver)
 {
-    for (int i = 0; i < saver->num_files; i++) {
-        part_file_done(&saver->files[i]);
+    for (int i = 0; i < saver->num_parts * PART_FILE_KIND_COUNT; i++) {
+        part_file_done(&saver->files[i / PART_FILE_KIND_COUNT][i % PART_FILE_KIND_COUNT]);
     }
+    part_buffers_done(&saver->buffers);
+    catalog_done(&saver->catalog);
     if (saver->gathered) {
-        device_free(saver->part->params->device, saver->gathered, records_bytes(saver));
+        device_free(saver->stream->device, saver->gathered, records_bytes(saver));
     }
     memory_free(saver->records);
     memory_free(saver->begins);
 }
 
-Status checkpoint_save(const char *directory, int keep, const CheckpointPart *part,
+Status checkpoint_save(const char *directory, int keep, const CheckpointPart *parts, int num_parts,
                        const CheckpointState *state, Comm *world, Stream *stream, char *path_out,
                        size_t path_bytes)
 {
     Saver *saver = NULL; /* on the heap: it holds paths and messages */
     TRY(MEMORY_NEW(&saver, 1));
-    saver->part = part;
+    saver->parts = parts;
+    saver->num_parts = num_parts;
     saver->state = state;
     saver->world = world;
     saver->stream = stream;
@@ -328,42 +339,113 @@ Status checkpoint_save(const char *directory, int keep, const CheckpointPart *pa
     return STATUS_OK;
 }
 
-static Status load_file(const char *path, const CheckpointPart *part, PartFileKind kind,
-                        const Manifest *manifest, Stream *stream)
+static Status load_weights(const char *path, const CheckpointPart *part, const Manifest *manifest,
+                           const PartBuffers *buffers, Stream *stream)
 {
-    PartFile file;
-    Status status = part_file_init(&file, part, kind);
-    const ManifestFile *expected = manifest_find(manifest, file.name);
-    if (status == STATUS_OK && !expected) {
-        status = fail(STATUS_INVALID,
-                      "%s has no %s: it was written by a job without this module, or without this "
-                      "optimizer",
-                      path, file.name);
+    char name[sizeof((PartFile *)NULL)->name];
+    part_file_name(PART_FILE_KIND_MODEL, part->module, name, sizeof name);
+    const ManifestFile *file = manifest_find(manifest, name);
+    if (!file) {
+        return fail(STATUS_INVALID, "%s has no %s: it was written by a job without module %s", path,
+                    name, part->module);
     }
-    if (status == STATUS_OK) {
-        status = part_file_load(&file, path, expected, stream);
+    return part_file_load(path, file, PART_FILE_KIND_MODEL, part, buffers, stream);
+}
+
+/* The first parameter of which this rank holds state. */
+static const char *first_with_state(const CheckpointPart *part)
+{
+    for (int i = 0; i < part->params->num_params; i++) {
+        const Param *param = &part->params->params[i];
+        Range all = {param->offset, param->offset + tensor_count(&param->value)};
+        if (range_count(range_intersect(all, part->state)) > 0) {
+            return param->spec.name;
+        }
     }
-    part_file_done(&file);
-    TRY(status);
+    return "";
+}
+
+static Status load_state(const char *path, const CheckpointPart *part, const Manifest *manifest,
+                         const PartBuffers *buffers, Stream *stream)
+{
+    char name[sizeof((PartFile *)NULL)->name];
+    part_file_name(PART_FILE_KIND_OPTIMIZER, part->module, name, sizeof name);
+    const ManifestFile *file = manifest_find(manifest, name);
+    if (!file) {
+        return fail(STATUS_INVALID,
+                    "%s has no %s, so no state of tensor %s: it was written by a job without this "
+                    "optimizer, or with all of module %s frozen",
+                    path, name, first_with_state(part), part->module);
+    }
+    return part_file_load(path, file, PART_FILE_KIND_OPTIMIZER, part, buffers, stream);
+}
+
+static Status load_part(const char *path, const CheckpointPart *part, const Manifest *manifest,
+                        const PartBuffers *buffers, Stream *stream)
+{
+    CHECK((part->m == NULL) == (part->v == NULL));
+    if (part->params->num_params == 0) {
+        return STATUS_OK;
+    }
+    TRY(load_weights(path, part, manifest, buffers, stream));
+    if (part->m && range_count(part->state) > 0) {
+        TRY(load_state(path, part, manifest, buffers, stream));
+    }
     return STATUS_OK;
 }
 
-Status checkpoint_load(const char *path, const CheckpointPart *part, CheckpointState *state_out,
-                       Stream *stream)
+Status checkpoint_load(const char *path, const CheckpointPart *parts, int num_parts,
+                       CheckpointState *state_out, Stream *stream)
 {
-    CHECK((part->m == NULL) == (part->v == NULL));
+    CHECK(num_parts >= 0 && num_parts <= CHECKPOINT_PARTS_MAX);
     Manifest manifest;
+    PartBuffers buffers = {0};
     Status status = manifest_read(path, &manifest);
     if (status == STATUS_OK) {
-        status = load_file(path, part, PART_FILE_KIND_MODEL, &manifest, stream);
+        status = part_buffers_init(&buffers, stream->device);
     }
-    if (status == STATUS_OK && part->m) {
-        status = load_file(path, part, PART_FILE_KIND_OPTIMIZER, &manifest, stream);
+    for (int p = 0; p < num_parts && status == STATUS_OK; p++) {
+        status = load_part(path, &parts[p], &manifest, &buffers, stream);
     }
     if (status == STATUS_OK) {
         *state_out = manifest.state;
     }
+    part_buffers_done(&buffers);
     manifest_done(&manifest);
+    TRY(status);
+    return STATUS_OK;
+}
+
+/* What the checkpoint has of a module must be in the job's. */
+static Status check_module(const char *path, const Manifest *manifest, const Catalog *catalog,
+                           const CatalogModule *module)
+{
+    char name[sizeof((PartFile *)NULL)->name];
+    part_file_name(PART_FILE_KIND_MODEL, module->name, name, sizeof name);
+    const ManifestFile *file = manifest_find(manifest, name);
+    for (int t = 0; file && t < file->num_tensors; t++) {
+        if (!catalog_find(catalog, module->name, file->tensors[t].name)) {
+            return fail(STATUS_INVALID, "%s/%s: tensor %s: the file has it, the model has not",
+                        path, name, file->tensors[t].name);
+        }
+    }
+    return STATUS_OK;
+}
+
+Status checkpoint_check(const char *path, const CheckpointPart *parts, int num_parts, Comm *world,
+                        Stream *stream)
+{
+    Catalog catalog;
+    Manifest manifest = {0};
+    Status status = catalog_gather(parts, num_parts, world, stream, &catalog);
+    if (status == STATUS_OK) {
+        status = manifest_read(path, &manifest);
+    }
+    for (int m = 0; m < catalog.num_modules && status == STATUS_OK; m++) {
+        status = check_module(path, &manifest, &catalog, &catalog.modules[m]);
+    }
+    manifest_done(&manifest);
+    catalog_done(&catalog);
     TRY(status);
     return STATUS_OK;
 }

@@ -10,9 +10,10 @@
  *                                                         and crc32 of every file; written last, by
  *                                                         rename: a directory without it is not a
  *                                                         checkpoint
- * The header of a safetensors file is a pure function of the declared tensors, so every rank knows
- * at which byte its box begins and writes its own part. All ranks must see the same directory (one
- * host, or a shared file system).
+ * The header of a safetensors file is a pure function of the tensors that all ranks declare
+ * together (the stages of a pipeline have different ones: ranks tell each other theirs), so every
+ * rank knows at which byte its box begins and writes its own part. Frozen parameters have weights
+ * and no state. All ranks must see the same directory (one host, or a shared file system).
  * Threading: the step thread.
  */
 #ifndef CHECKPOINT_CHECKPOINT_H
@@ -21,13 +22,21 @@
 #include "comm/comm.h"
 #include "nn/param.h"
 
-/* What one rank brings: its parameters and state arrays of the same flat form. */
+enum {
+    CHECKPOINT_PARTS_MAX = 8, /* modules of a rank */
+};
+
+/* What one rank brings of one module: its parameters, and state arrays of the same flat form for a
+ * range of the trained ones. The range begins and ends between rows of parameters
+ * (train/state_shard.h). */
 typedef struct CheckpointPart {
     const char *module; /* "vision" */
     const ParamSet *params;
-    float *m; /* [params->count]; NULL with SGD */
+    Range state; /* elements of the flat buffer, of the trained parameters */
+    float *m;    /* [elements of state]; NULL with SGD */
     float *v;
-    bool writes; /* of the replicas of a module one writes: dp rank 0 */
+    bool writes_weights; /* of the replicas of a module one writes: the first */
+    bool writes_state;   /* the same, or every one where each has its own range */
 } CheckpointPart;
 
 typedef struct CheckpointState {
@@ -40,14 +49,19 @@ typedef struct CheckpointState {
 /* Collective over `world`: writes `directory`/step-XXXXXXXX and then removes the oldest beyond
  * `keep`. On return on every rank the checkpoint is complete and synced. path_out[path_bytes] gets
  * its path. */
-Status checkpoint_save(const char *directory, int keep, const CheckpointPart *part,
+Status checkpoint_save(const char *directory, int keep, const CheckpointPart *parts, int num_parts,
                        const CheckpointState *state, Comm *world, Stream *stream, char *path_out,
                        size_t path_bytes) STATUS_CHECKED;
 
 /* Each rank reads its own boxes, whatever layout wrote them. Checks names, shapes and checksums;
  * STATUS_CORRUPT or STATUS_INVALID name file and tensor. */
-Status checkpoint_load(const char *path, const CheckpointPart *part, CheckpointState *state_out,
-                       Stream *stream) STATUS_CHECKED;
+Status checkpoint_load(const char *path, const CheckpointPart *parts, int num_parts,
+                       CheckpointState *state_out, Stream *stream) STATUS_CHECKED;
+
+/* Collective over `world`, for before a load: STATUS_INVALID when the checkpoint has tensors of
+ * these modules that no rank declares, as of a model with more layers. A rank alone cannot know. */
+Status checkpoint_check(const char *path, const CheckpointPart *parts, int num_parts, Comm *world,
+                        Stream *stream) STATUS_CHECKED;
 
 /* The newest complete checkpoint below `directory`; STATUS_NOT_FOUND if there is none. */
 Status checkpoint_newest(const char *directory, char *path_out, size_t path_bytes) STATUS_CHECKED;

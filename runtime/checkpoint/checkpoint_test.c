@@ -1,6 +1,9 @@
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
 #include "comm/comm_local.h"
 
 #include <dirent.h>
@@ -22,24 +25,53 @@
 /* clang-format on */
 
 enum {
-    RANKS_MAX = 6,
+    RANKS_MAX = 13,
     TIMEOUT_MS = 60 * 1000,
     NUM_PARAMS = 6,
     NUM_ARRAYS = 3, /* values, m, v */
+    NUM_MODULES = 2,
 };
 
-/* A world: `vision` ranks first (tp 1, replicas), then `llm` ranks (dp replicas of tp ranks). */
+static const char *const module_names[NUM_MODULES] = {"vision", "llm"};
+
+/* How a module lies on its ranks: rank (stage * data + d) * tp + t. */
+typedef struct Spread {
+    int stages; /* 0: the job has no such module */
+    int data;
+    int tp;
+    bool is_sharded; /* each of the replicas has a part of the state */
+} Spread;
+
+static int spread_size(Spread spread)
+{
+    return spread.stages * spread.data * spread.tp;
+}
+
+/* Ranks of the vision, ranks of the llm, ranks of nothing; or, shared, both from rank 0 on. */
 typedef struct World {
-    int vision_dp;
-    int llm_tp;
-    int llm_dp;
+    Spread spreads[NUM_MODULES];
+    bool is_shared;
+    int idle;
     bool has_optimizer;
     bool forgets_writer; /* no llm rank says that it writes */
     bool other_shape;    /* the llm declares its last tensor in another shape */
+    bool fewer;          /* the llm lacks its last tensor */
+    const char *frozen;  /* pattern; NULL: nothing */
     int64_t step;
     int keep;
     const char *path; /* to load; NULL: save */
+    bool check;       /* before the load */
 } World;
+
+/* One module of a rank. */
+typedef struct Served {
+    int module;
+    Spread spread;
+    int stage, d, t;
+    ParamSet set;
+    Range state;
+    float *moments[2]; /* [elements of state] */
+} Served;
 
 typedef struct Rank {
     World world;
@@ -51,6 +83,8 @@ typedef struct Rank {
     char path[256];
     CheckpointState state;
     int64_t wrong; /* elements that are not what they should be after a load */
+    Served served[NUM_MODULES];
+    int num_served;
 } Rank;
 
 static char folder[] = "/tmp/checkpoint_test.XXXXXX";
@@ -64,6 +98,7 @@ static float expected_value(int module, int param, int array, int64_t global)
     return (float)(int32_t)(x >> 32) * 0x1p-31F;
 }
 
+/* Of several stages the first parameter is on the first and the last, the others are dealt out in order. */
 static const struct {
     const char *name;
     int64_t dims[4];
@@ -71,34 +106,71 @@ static const struct {
     int shard_dim;
 } declared[NUM_PARAMS] = {
     {"language_model.model.embed_tokens.weight", {7, 5}, 2, 0},
-    {"model.layers.0.self_attn.o_proj.weight", {6, 11}, 2, 1},
-    {"model.norm.weight", {5}, 1, -1},
+    {"model.layers.10.self_attn.o_proj.weight", {6, 11}, 2, 1},
+    {"model.layers.9.norm.weight", {5}, 1, -1},
     {"patch.weight", {3, 2, 4, 5}, 4, 1}, /* with tp 3 a rank has nothing of it */
-    {"large.weight", {601, 701}, 2, 1},   /* more than a chunk */
+    {"large.weight", {521, 511}, 2, 1},   /* more than a chunk */
     {"tiny.bias", {2}, 1, 0},
 };
 
-static Status declare(ParamSet *set, int module, int tp, int tp_rank, bool other_shape)
+static bool is_on_stage(int param, int stage, int stages)
 {
-    for (int i = 0; i < NUM_PARAMS; i++) {
+    bool is_end = stage == 0 || stage == stages - 1;
+    return param == 0 ? is_end : param * stages / NUM_PARAMS == stage;
+}
+
+static Status declare(Served *served, const World *world)
+{
+    Spread spread = served->spread;
+    bool is_llm = served->module == 1;
+    for (int i = 0; i < NUM_PARAMS - (is_llm && world->fewer); i++) {
+        if (!is_on_stage(i, served->stage, spread.stages)) {
+            continue;
+        }
         ParamSpec spec = {.num_dims = declared[i].num_dims, .shard_dim = declared[i].shard_dim};
-        snprintf(spec.name, sizeof spec.name, "%s.%s", module ? "llm" : "vision", declared[i].name);
+        snprintf(spec.name, sizeof spec.name, "%s.%s", module_names[served->module],
+                 declared[i].name);
         memcpy(spec.dims, declared[i].dims, sizeof declared[i].dims);
-        if (other_shape && i == NUM_PARAMS - 1) {
+        if (is_llm && world->other_shape && i == NUM_PARAMS - 1) {
             spec.dims[0]++;
         }
         if (spec.shard_dim >= 0) {
-            spec.shard = range_part(spec.dims[spec.shard_dim], tp, tp_rank);
+            spec.shard = range_part(spec.dims[spec.shard_dim], spread.tp, served->t);
         }
+        spec.is_tied = i == 0 && spread.stages > 1;
+        bool counts =
+            (spec.shard_dim >= 0 || served->t == 0) && !(spec.is_tied && served->stage > 0);
         int index = 0;
-        TRY(param_set_add(set, &spec, spec.shard_dim >= 0 || tp_rank == 0, &index));
+        TRY(param_set_add(&served->set, &spec, counts, &index));
     }
-    TRY(param_set_allocate(set));
-    return STATUS_OK;
+    return param_set_allocate(&served->set);
+}
+
+/* A place between two rows of trained parameters: the one after `share` of all rows. */
+static int64_t row_cut(const ParamSet *set, double share)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < set->num_params; i++) {
+        rows += set->params[i].is_trained ? set->params[i].value.dims[0] : 0;
+    }
+    int64_t left = (int64_t)(share * (double)rows);
+    int64_t at = 0;
+    for (int i = 0; i < set->num_params && left > 0; i++) {
+        const Tensor *value = &set->params[i].value;
+        int64_t num = !set->params[i].is_trained ? 0
+                      : left < value->dims[0]    ? left
+                                                 : value->dims[0];
+        at += num > 0 ? num * (tensor_count(value) / value->dims[0]) : 0;
+        left -= num;
+    }
+    return at;
 }
 
 static int64_t global_index(const Param *param, int64_t local)
 {
+    if (param->spec.shard_dim < 0) {
+        return local;
+    }
     int64_t global = 0;
     int64_t stride = 1;
     for (int i = param->spec.num_dims - 1; i >= 0; i--) {
@@ -111,6 +183,16 @@ static int64_t global_index(const Param *param, int64_t local)
     return global;
 }
 
+static int declared_index(const char *name)
+{
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        if (strcmp(strchr(name, '.') + 1, declared[i].name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 static uint32_t bits_of(float value)
 {
     uint32_t bits = 0;
@@ -118,56 +200,105 @@ static uint32_t bits_of(float value)
     return bits;
 }
 
-/* Fills the arrays, or counts what differs, bit for bit. */
-static int64_t visit(const ParamSet *set, int module, float *const *arrays, bool fill)
+/* Fills an array that holds `range` of the flat buffer, or counts what differs, bit for bit. */
+static int64_t visit(const Served *served, int array, float *elements, Range range, bool fill)
 {
     int64_t wrong = 0;
-    for (int a = 0; a < NUM_ARRAYS && arrays[a]; a++) {
-        for (int i = 0; i < NUM_PARAMS; i++) {
-            const Param *param = &set->params[i];
-            for (int64_t at = 0; at < tensor_count(&param->value); at++) {
-                float expected = expected_value(module, i, a, global_index(param, at));
-                float *element = arrays[a] + param->offset + at;
-                if (fill) {
-                    *element = expected;
-                }
-                wrong += bits_of(*element) != bits_of(expected);
+    for (int i = 0; i < served->set.num_params; i++) {
+        const Param *param = &served->set.params[i];
+        int number = declared_index(param->spec.name);
+        Range part = range_intersect(
+            range, (Range){param->offset, param->offset + tensor_count(&param->value)});
+        for (int64_t at = part.begin; at < part.end; at++) {
+            float expected = expected_value(served->module, number, array,
+                                            global_index(param, at - param->offset));
+            if (fill) {
+                elements[at - range.begin] = expected;
             }
+            wrong += bits_of(elements[at - range.begin]) != bits_of(expected);
         }
     }
     return wrong;
 }
 
-static Status work_with(Rank *rank, Device *device, Stream *stream, ParamSet *set, float *moments)
+static int64_t visit_all(Served *served, bool fill)
+{
+    int64_t wrong = visit(served, 0, served->set.values, (Range){0, served->set.count}, fill);
+    for (int a = 0; a < 2 && served->moments[a]; a++) {
+        wrong += visit(served, 1 + a, served->moments[a], served->state, fill);
+    }
+    return wrong;
+}
+
+/* The modules that the rank serves. */
+static Status serve(Rank *rank, Device *device)
 {
     const World *world = &rank->world;
-    int module = rank->index >= world->vision_dp;
-    int in_module = rank->index - (module ? world->vision_dp : 0);
-    int tp = module ? world->llm_tp : 1;
-    TRY(declare(set, module, tp, in_module % tp, module && world->other_shape));
-    (void)device;
-    float *arrays[NUM_ARRAYS] = {set->values, NULL, NULL};
-    if (world->has_optimizer) {
-        arrays[1] = moments;
-        arrays[2] = moments + set->count;
+    static char *const nothing[1];
+    char *const frozen[] = {(char *)(uintptr_t)world->frozen};
+    int first = 0;
+    for (int m = 0; m < NUM_MODULES; m++) {
+        Spread spread = world->spreads[m];
+        int index = rank->index - first;
+        first += world->is_shared ? 0 : spread_size(spread);
+        if (index < 0 || index >= spread_size(spread)) {
+            continue;
+        }
+        Served *served = &rank->served[rank->num_served++];
+        *served = (Served){.module = m,
+                           .spread = spread,
+                           .stage = index / spread.tp / spread.data,
+                           .d = index / spread.tp % spread.data,
+                           .t = index % spread.tp};
+        param_set_init(&served->set, device);
+        param_set_freeze(&served->set, world->frozen ? frozen : nothing, world->frozen != NULL);
+        TRY(declare(served, world));
+        served->state = (Range){0, served->set.trained_count};
+        if (spread.is_sharded) {
+            served->state.begin = row_cut(&served->set, (double)served->d / spread.data);
+            served->state.end = row_cut(&served->set, (served->d + 1.0) / spread.data);
+        }
+        for (int a = 0; a < 2 && world->has_optimizer && served->set.trained_count > 0; a++) {
+            TRY(MEMORY_NEW(&served->moments[a], range_count(served->state) + 1));
+        }
     }
-    CheckpointPart part = {.module = module ? "llm" : "vision",
-                           .params = set,
-                           .m = arrays[1],
-                           .v = arrays[2],
-                           .writes = in_module / tp == 0 && !(module && world->forgets_writer)};
+    return STATUS_OK;
+}
+
+static Status work_with(Rank *rank, Device *device, Stream *stream)
+{
+    const World *world = &rank->world;
+    TRY(serve(rank, device));
+    CheckpointPart parts[NUM_MODULES];
+    for (int i = 0; i < rank->num_served; i++) {
+        Served *served = &rank->served[i];
+        bool is_first = served->d == 0;
+        parts[i] = (CheckpointPart){.module = module_names[served->module],
+                                    .params = &served->set,
+                                    .state = served->state,
+                                    .m = served->moments[0],
+                                    .v = served->moments[1],
+                                    .writes_weights =
+                                        is_first && !(served->module == 1 && world->forgets_writer),
+                                    .writes_state = is_first || served->spread.is_sharded};
+        visit_all(served, !world->path);
+    }
     if (world->path) {
-        TRY(checkpoint_load(world->path, &part, &rank->state, stream));
-        rank->wrong = visit(set, module, arrays, false);
+        if (world->check) {
+            TRY(checkpoint_check(world->path, parts, rank->num_served, rank->comm, stream));
+        }
+        TRY(checkpoint_load(world->path, parts, rank->num_served, &rank->state, stream));
+        for (int i = 0; i < rank->num_served; i++) {
+            rank->wrong += visit_all(&rank->served[i], false);
+        }
         return STATUS_OK;
     }
-    visit(set, module, arrays, true);
     CheckpointState state = {.step = world->step,
                              .seed = UINT64_MAX - 1,
                              .data_hash = 0x8000000000000001u,
                              .samples = 32 * world->step};
-    TRY(checkpoint_save(folder, world->keep, &part, &state, rank->comm, stream, rank->path,
-                        sizeof rank->path));
+    TRY(checkpoint_save(folder, world->keep, parts, rank->num_served, &state, rank->comm, stream,
+                        rank->path, sizeof rank->path));
     return STATUS_OK;
 }
 
@@ -176,18 +307,17 @@ static void *work(void *argument)
     Rank *rank = argument;
     Device *device = NULL;
     Stream *stream = NULL;
-    ParamSet set;
-    float *moments = NULL;
     CHECK(device_open("cpu", 0, &device) == STATUS_OK);
     CHECK(stream_create(device, &stream) == STATUS_OK);
-    CHECK(MEMORY_NEW(&moments, 2000000) == STATUS_OK);
-    param_set_init(&set, device);
-    rank->status = work_with(rank, device, stream, &set, moments);
+    rank->status = work_with(rank, device, stream);
     if (rank->status != STATUS_OK) {
         snprintf(rank->message, sizeof rank->message, "%s", status_message());
     }
-    param_set_done(&set);
-    memory_free(moments);
+    for (int i = 0; i < rank->num_served; i++) {
+        param_set_done(&rank->served[i].set);
+        memory_free(rank->served[i].moments[0]);
+        memory_free(rank->served[i].moments[1]);
+    }
     stream_destroy(stream);
     device_close(device);
     comm_destroy(rank->comm);
@@ -200,9 +330,16 @@ static char first_message[1024];
 static char saved_path[256];
 static CheckpointState loaded_state;
 
+static int world_size(const World *world)
+{
+    int vision = spread_size(world->spreads[0]);
+    int llm = spread_size(world->spreads[1]);
+    return (world->is_shared ? (vision > llm ? vision : llm) : vision + llm) + world->idle;
+}
+
 static Status run_world(World world)
 {
-    int size = world.vision_dp + world.llm_tp * world.llm_dp;
+    int size = world_size(&world);
     CHECK(size <= RANKS_MAX);
     static Rank ranks[RANKS_MAX];
     Comm *comms[RANKS_MAX];
@@ -233,14 +370,15 @@ static Status run_world(World world)
     return status;
 }
 
+/* Separate pools: vision replicas, an llm of dp replicas of tp ranks. */
 static World make_world(int vision_dp, int llm_tp, int llm_dp)
 {
-    return (World){.vision_dp = vision_dp,
-                   .llm_tp = llm_tp,
-                   .llm_dp = llm_dp,
+    return (World){.spreads = {{.stages = 1, .data = vision_dp, .tp = 1},
+                               {.stages = 1, .data = llm_dp, .tp = llm_tp}},
                    .has_optimizer = true,
                    .step = 1500,
-                   .keep = 2};
+                   .keep = 2,
+                   .check = true};
 }
 
 static void expect_world_ok(World world)
@@ -286,6 +424,23 @@ static int remove_folder(void **state)
     return rmdir(folder);
 }
 
+static void save_copy(World world, char *path_out, size_t path_bytes)
+{
+    expect_world_ok(world);
+    snprintf(path_out, path_bytes, "%s", saved_path);
+}
+
+/* Loads the same bits and the same state into `world`. */
+static void expect_loads(World world, const char *path)
+{
+    world.path = path;
+    expect_world_ok(world);
+    assert_int_equal(loaded_state.step, 1500);
+    assert_int_equal(loaded_state.samples, 48000);
+    assert_true(loaded_state.seed == UINT64_MAX - 1);
+    assert_true(loaded_state.data_hash == 0x8000000000000001u);
+}
+
 /* Whatever layout wrote a checkpoint, every other reads the same bits. */
 static void test_layouts(void **state)
 {
@@ -293,38 +448,203 @@ static void test_layouts(void **state)
     static const int layouts[][3] = {{1, 1, 1}, {2, 2, 1}, {1, 3, 1}, {2, 2, 2}, {3, 1, 2}};
     int count = (int)(sizeof layouts / sizeof *layouts);
     for (int from = 0; from < count; from++) {
-        expect_world_ok(make_world(layouts[from][0], layouts[from][1], layouts[from][2]));
         char path[256];
-        snprintf(path, sizeof path, "%s", saved_path);
-        for (int to = 0; to < count; to++) {
-            World world = make_world(layouts[to][0], layouts[to][1], layouts[to][2]);
-            world.path = path;
-            expect_world_ok(world);
-            assert_int_equal(loaded_state.step, 1500);
-            assert_int_equal(loaded_state.samples, 48000);
-            assert_true(loaded_state.seed == UINT64_MAX - 1);
-            assert_true(loaded_state.data_hash == 0x8000000000000001u);
+        save_copy(make_world(layouts[from][0], layouts[from][1], layouts[from][2]), path,
+                  sizeof path);
+        for (int other = 1; other <= 2; other++) {
+            int to = (from + other) % count;
+            expect_loads(make_world(layouts[to][0], layouts[to][1], layouts[to][2]), path);
         }
     }
 }
 
-/* Two layouts write the same bytes. */
+typedef struct Random {
+    Rng rng;
+    uint64_t index;
+} Random;
+
+static int pick(Random *random, int low, int high)
+{
+    return low + (int)rng_below(random->rng, random->index++, (uint64_t)(high - low + 1));
+}
+
+/* Any layout that the threads of a test can be: pipelines, replicas with a part of the state each, pools
+ * apart or one for both, ranks that serve nothing. */
+static World random_world(Random *random)
+{
+    World world = make_world(1, 1, 1);
+    world.is_shared = pick(random, 0, 1);
+    world.idle = pick(random, 0, 1);
+    for (int m = 0; m < NUM_MODULES; m++) {
+        Spread *spread = &world.spreads[m];
+        do {
+            *spread = (Spread){.stages = pick(random, 1, 4),
+                               .data = pick(random, 1, 4),
+                               .tp = pick(random, 1, 3),
+                               .is_sharded = pick(random, 0, 1)};
+        } while (spread_size(*spread) > (world.is_shared ? 12 : 6));
+    }
+    return world;
+}
+
+static void print_world(const World *world)
+{
+    for (int m = 0; m < NUM_MODULES; m++) {
+        const Spread *spread = &world->spreads[m];
+        print_message("%s pp %d dp %d tp %d%s; ", module_names[m], spread->stages, spread->data,
+                      spread->tp, spread->is_sharded ? " sharded" : "");
+    }
+    print_message("%s, %d idle\n", world->is_shared ? "shared" : "apart", world->idle);
+}
+
+enum {
+    RANDOM_ROUNDS = 16,
+    SEED = 5150,
+};
+
+static void test_random_layouts(void **state)
+{
+    (void)state;
+    print_message("seed %d\n", SEED);
+    Random random = {.rng = {.seed = SEED, .stream = 1}};
+    for (int round = 0; round < RANDOM_ROUNDS; round++) {
+        World from = random_world(&random);
+        World to = random_world(&random);
+        const char *const frozen[] = {NULL, "vision.*", "*.model.*", "*"};
+        from.frozen = frozen[round % 4];
+        to.frozen = from.frozen;
+        from.has_optimizer = to.has_optimizer = round % 8 != 7;
+        char path[256];
+        print_world(&from);
+        save_copy(from, path, sizeof path);
+        print_world(&to);
+        expect_loads(to, path);
+    }
+}
+
+static const char *const saved_files[] = {
+    "model-llm.safetensors",        "model-vision.safetensors",     "optimizer-llm.safetensors",
+    "optimizer-vision.safetensors", "model.safetensors.index.json", "viaduct.json"};
+
+enum {
+    NUM_SAVED_FILES = sizeof saved_files / sizeof *saved_files,
+    FILE_BYTES_MAX = 4 << 20,
+};
+
+static size_t read_saved(const char *name, char *bytes)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", saved_path, name);
+    int file = open(path, O_RDONLY);
+    ssize_t length = read(file, bytes, FILE_BYTES_MAX);
+    close(file);
+    assert_in_range(length, 1, FILE_BYTES_MAX - 1);
+    return (size_t)length;
+}
+
+/* All layouts write the same bytes. */
 static void test_same_bytes(void **state)
 {
     (void)state;
-    static char first[8 << 20];
-    static char second[8 << 20];
+    static char first[NUM_SAVED_FILES][FILE_BYTES_MAX];
+    static char second[FILE_BYTES_MAX];
+    size_t lengths[NUM_SAVED_FILES];
+    World worlds[] = {make_world(1, 1, 1), make_world(2, 2, 1), make_world(1, 1, 1),
+                      make_world(1, 1, 1)};
+    worlds[2].spreads[1] = (Spread){.stages = 3, .data = 2, .tp = 2, .is_sharded = true};
+    worlds[2].is_shared = true;
+    worlds[3].spreads[0] = (Spread){.stages = 2, .data = 3, .tp = 1, .is_sharded = true};
+    worlds[3].spreads[1] = (Spread){.stages = 4, .data = 1, .tp = 1};
+    worlds[3].idle = 1;
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
+        expect_world_ok(worlds[w]);
+        for (int f = 0; f < NUM_SAVED_FILES; f++) {
+            size_t length = read_saved(saved_files[f], w == 0 ? first[f] : second);
+            if (w == 0) {
+                lengths[f] = length;
+                continue;
+            }
+            assert_int_equal(length, lengths[f]);
+            assert_memory_equal(first[f], second, length);
+        }
+    }
+}
+
+/* A file with the same tensors in another order, and a manifest to it: as checkpoints were once written. */
+static void reverse_tensors(const char *name)
+{
+    static char bytes[FILE_BYTES_MAX];
+    size_t length = read_saved(name, bytes);
+    Safetensors old;
+    Safetensors reversed = {0};
+    char *header = NULL;
+    size_t header_bytes = 0;
+    assert_int_equal(safetensors_parse((uint8_t *)bytes, length, (int64_t)length, &old), STATUS_OK);
+    for (int i = old.num_tensors - 1; i >= 0; i--) {
+        const SafetensorsTensor *tensor = &old.tensors[i];
+        assert_int_equal(safetensors_add(&reversed, tensor->name, tensor->num_dims, tensor->dims),
+                         STATUS_OK);
+    }
+    assert_int_equal(safetensors_make_header(&reversed, &header, &header_bytes), STATUS_OK);
     char path[300];
-    snprintf(path, sizeof path, "%s/step-00001500/model-llm.safetensors", folder);
-    expect_world_ok(make_world(1, 1, 1));
-    int file = open(path, O_RDONLY);
-    ssize_t length = read(file, first, sizeof first);
-    close(file);
-    expect_world_ok(make_world(2, 2, 1));
-    file = open(path, O_RDONLY);
-    assert_int_equal(read(file, second, sizeof second), length);
-    close(file);
-    assert_memory_equal(first, second, (size_t)length);
+    snprintf(path, sizeof path, "%s/%s", saved_path, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fwrite(header, 1, header_bytes, file);
+    for (int i = old.num_tensors - 1; i >= 0; i--) {
+        fwrite(bytes + old.data_begin + old.tensors[i].begin, 1,
+               (size_t)(old.tensors[i].end - old.tensors[i].begin), file);
+    }
+    assert_int_equal(fclose(file), 0);
+    memory_free(header);
+    safetensors_done(&old);
+    safetensors_done(&reversed);
+}
+
+static void test_other_order(void **state)
+{
+    (void)state;
+    World world = make_world(1, 2, 1);
+    char path[256];
+    save_copy(world, path, sizeof path);
+    Manifest manifest;
+    Manifest reversed = {0};
+    assert_int_equal(manifest_read(path, &manifest), STATUS_OK);
+    reversed.state = manifest.state;
+    for (int f = 0; f < 4; f++) {
+        reverse_tensors(saved_files[f]);
+        assert_int_equal(manifest_add_tensors(&reversed, path, saved_files[f]), STATUS_OK);
+    }
+    assert_int_equal(manifest_write(&reversed, path), STATUS_OK);
+    manifest_done(&manifest);
+    manifest_done(&reversed);
+    expect_loads(world, path);
+    world.spreads[1] = (Spread){.stages = 2, .data = 2, .tp = 1, .is_sharded = true};
+    expect_loads(world, path);
+}
+
+/* What is frozen now and was not: its state is left alone. The other way round there is none to load. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    World trained = make_world(1, 2, 1);
+    World frozen = trained;
+    frozen.frozen = "llm.large.*";
+    World all_frozen = trained;
+    all_frozen.frozen = "llm.*";
+    char path[256];
+    save_copy(trained, path, sizeof path);
+    expect_loads(frozen, path);
+    expect_loads(all_frozen, path);
+    save_copy(frozen, path, sizeof path);
+    expect_loads(frozen, path);
+    expect_load_fails(trained, path, STATUS_INVALID, "tensor m.llm.large.weight", "was frozen");
+    save_copy(all_frozen, path, sizeof path);
+    char optimizer[300];
+    snprintf(optimizer, sizeof optimizer, "%s/optimizer-llm.safetensors", path);
+    expect_loads(all_frozen, path);
+    expect_load_fails(trained, path, STATUS_INVALID, "no state of tensor llm.",
+                      "all of module llm frozen");
 }
 
 static void test_keep(void **state)
@@ -397,7 +717,7 @@ static void test_damage(void **state)
         {"model-llm.safetensors", 100000, NULL, "model-llm.safetensors: tensor llm.large.weight",
          "checksum"},
         {"model-vision.safetensors", 20, NULL, "model-vision.safetensors", ""},
-        {"optimizer-llm.safetensors", 3000000, NULL,
+        {"optimizer-llm.safetensors", 2000000, NULL,
          "optimizer-llm.safetensors: tensor v.llm.large.weight", "checksum"},
         {"model-llm.safetensors", 100000, "cut", "model-llm.safetensors", "100000 bytes"},
         {"model-llm.safetensors", 0, "cut", "model-llm.safetensors", "0 bytes"},
@@ -422,9 +742,25 @@ static void test_other_model(void **state)
     world.other_shape = true;
     expect_load_fails(world, path, STATUS_INVALID, "tensor llm.tiny.bias", "[2]");
     world = make_world(1, 1, 1);
+    world.fewer = true;
+    expect_load_fails(world, path, STATUS_INVALID, "tensor llm.tiny.bias", "the model has not");
+    world.check = false;
+    expect_loads(world, path); /* a rank alone cannot know */
+    world.check = true;
+    world.path = NULL;
+    expect_world_ok(world);
+    expect_load_fails(make_world(1, 1, 1), path, STATUS_INVALID, "tensor llm.tiny.bias",
+                      "the file has not");
+    world = make_world(1, 1, 1);
+    world.spreads[1] = (Spread){0};
+    expect_world_ok(world);
+    expect_load_fails(make_world(1, 1, 1), path, STATUS_INVALID, "without module llm", path);
+    world = make_world(1, 1, 1);
     world.has_optimizer = false;
     world.path = path;
+    world.spreads[1] = (Spread){0};
     expect_world_ok(world); /* weights alone */
+    world.spreads[1] = make_world(1, 1, 1).spreads[1];
     world.path = NULL;
     expect_world_ok(world);
     world = make_world(1, 1, 1);
@@ -456,7 +792,7 @@ static void test_save_fails(void **state)
 
 /* A reader of the format that shares nothing with ours. */
 static const char python_reader[] =
-    "import json, sys\n"
+    "import json, re, sys\n"
     "try:\n"
     "    import numpy\n"
     "except ImportError:\n"
@@ -466,6 +802,9 @@ static const char python_reader[] =
     "manifest = json.load(open(folder + '/viaduct.json'))\n"
     "index = json.load(open(folder + '/model.safetensors.index.json'))\n"
     "total = 0\n"
+    "declared = ['embed_tokens.weight', 'o_proj.weight', '9.norm.weight', 'patch.weight',\n"
+    "            'large.weight', 'tiny.bias']\n"
+    "numbers = lambda t: [int(w) if w.isdigit() else w for w in re.split(r'([0-9]+)', t)]\n"
     "def value(module, param, array, count):\n"
     "    with numpy.errstate(over='ignore'):\n"
     "        x = numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)\n"
@@ -483,6 +822,7 @@ static const char python_reader[] =
     "    assert length % 8 == 0\n"
     "    header = json.loads(raw[8:8 + length])\n"
     "    assert header.pop('__metadata__') == {'format': 'pt'}\n"
+    "    assert list(header) == sorted(header, key=numbers)\n"
     "    end = 0\n"
     "    for i, (tensor, entry) in enumerate(header.items()):\n"
     "        first, last = entry['data_offsets']\n"
@@ -491,7 +831,8 @@ static const char python_reader[] =
     "        data = numpy.frombuffer(raw[8 + length + first:8 + length + last], '<f4')\n"
     "        data = data.reshape(entry['shape'])\n"
     "        array = 0 if name.startswith('model') else 1 + i // 6\n"
-    "        expected = value('llm' in name, i % 6, array, data.size).reshape(data.shape)\n"
+    "        param = [p for p in range(6) if tensor.endswith(declared[p])][0]\n"
+    "        expected = value('llm' in name, param, array, data.size).reshape(data.shape)\n"
     "        assert (data.view(numpy.uint32) == expected.view(numpy.uint32)).all(), tensor\n"
     "        if array == 0:\n"
     "            assert index['weight_map'][tensor] == name\n"
@@ -528,7 +869,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_layouts, clear_folder),
+        cmocka_unit_test_teardown(test_random_layouts, clear_folder),
         cmocka_unit_test_teardown(test_same_bytes, clear_folder),
+        cmocka_unit_test_teardown(test_other_order, clear_folder),
+        cmocka_unit_test_teardown(test_frozen, clear_folder),
         cmocka_unit_test_teardown(test_keep, clear_folder),
         cmocka_unit_test_teardown(test_damage, clear_folder),
         cmocka_unit_test_teardown(test_other_model, clear_folder),

@@ -52,45 +52,109 @@ void part_file_name(PartFileKind kind, const char *module, char *name_out, size_
     CHECK(length > 0 && (size_t)length < name_bytes);
 }
 
-static Status add_tensors(PartFile *file, const char *prefix)
+Status part_buffers_init(PartBuffers *buffers, Device *device)
 {
-    for (int i = 0; i < file->params->num_params; i++) {
-        const ParamSpec *spec = &file->params->params[i].spec;
-        char name[sizeof spec->name + 4];
-        snprintf(name, sizeof name, "%s%s", prefix, spec->name);
-        TRY(safetensors_add(&file->layout, name, spec->num_dims, spec->dims));
+    *buffers = (PartBuffers){.device = device};
+    int64_t size_bytes = CHUNK_ELEMENTS * (int64_t)sizeof(float);
+    TRY(device_alloc_host(device, size_bytes, (void **)&buffers->chunk));
+    TRY(device_alloc_host(device, size_bytes, (void **)&buffers->packed));
+    return STATUS_OK;
+}
+
+void part_buffers_done(PartBuffers *buffers)
+{
+    if (buffers->chunk) {
+        device_free_host(buffers->device, buffers->chunk, CHUNK_ELEMENTS * sizeof(float));
+    }
+    if (buffers->packed) {
+        device_free_host(buffers->device, buffers->packed, CHUNK_ELEMENTS * sizeof(float));
+    }
+    *buffers = (PartBuffers){0};
+}
+
+/* What a file holds of a part: arrays in the form of the flat buffer, each under names with its prefix. */
+typedef struct PartArray {
+    const char *prefix;
+    float *elements; /* of `range` */
+    Range range;     /* of the flat buffer */
+} PartArray;
+
+enum {
+    ARRAYS_MAX = 2,
+};
+
+static const char *const state_prefixes[ARRAYS_MAX] = {"m.", "v."};
+
+/* Returns the number of arrays. */
+static int list_arrays(const CheckpointPart *part, PartFileKind kind, PartArray *arrays_out)
+{
+    if (kind == PART_FILE_KIND_MODEL) {
+        arrays_out[0] = (PartArray){"", part->params->values, {0, part->params->count}};
+        return 1;
+    }
+    CHECK(part->state.begin >= 0 && part->state.begin <= part->state.end &&
+          part->state.end <= part->params->trained_count);
+    arrays_out[0] = (PartArray){state_prefixes[0], part->m, part->state};
+    arrays_out[1] = (PartArray){state_prefixes[1], part->v, part->state};
+    return part->m ? ARRAYS_MAX : 0;
+}
+
+/* Elements of the parameter's box that the array holds, counted from the box's first. */
+static Range held_range(const PartArray *array, const Param *param)
+{
+    int64_t count = tensor_count(&param->value);
+    Range held = range_intersect(array->range, (Range){param->offset, param->offset + count});
+    return (Range){held.begin - param->offset, held.end - param->offset};
+}
+
+/* Element `at` of a parameter's box. */
+static float *array_at(const PartArray *array, const Param *param, int64_t at)
+{
+    return array->elements + (param->offset + at - array->range.begin);
+}
+
+typedef struct TensorName {
+    char text[CATALOG_NAME_BYTES + 4];
+} TensorName;
+
+static TensorName tensor_name(const char *prefix, const char *name)
+{
+    TensorName made;
+    int length = snprintf(made.text, sizeof made.text, "%s%s", prefix, name);
+    CHECK(length > 0 && (size_t)length < sizeof made.text);
+    return made;
+}
+
+static Status add_tensors(PartFile *file, const CatalogModule *module, const char *prefix)
+{
+    for (int i = 0; i < module->num_tensors; i++) {
+        const CatalogTensor *tensor = &module->tensors[i];
+        if (file->kind == PART_FILE_KIND_OPTIMIZER && !tensor->has_state) {
+            continue;
+        }
+        TensorName name = tensor_name(prefix, tensor->name);
+        TRY(safetensors_add(&file->layout, name.text, tensor->num_dims, tensor->dims));
     }
     return STATUS_OK;
 }
 
-Status part_file_init(PartFile *file, const CheckpointPart *part, PartFileKind kind)
+Status part_file_init(PartFile *file, const CatalogModule *module, PartFileKind kind)
 {
-    *file = (PartFile){.params = part->params};
-    part_file_name(kind, part->module, file->name, sizeof file->name);
+    *file = (PartFile){.kind = kind};
+    part_file_name(kind, module->name, file->name, sizeof file->name);
     if (kind == PART_FILE_KIND_MODEL) {
-        file->arrays[0] = part->params->values;
-        TRY(add_tensors(file, ""));
+        TRY(add_tensors(file, module, ""));
     } else {
-        file->arrays[0] = part->m;
-        file->arrays[1] = part->v;
-        TRY(add_tensors(file, "m."));
-        TRY(add_tensors(file, "v."));
+        for (int i = 0; i < ARRAYS_MAX; i++) {
+            TRY(add_tensors(file, module, state_prefixes[i]));
+        }
     }
     TRY(safetensors_make_header(&file->layout, &file->header, &file->header_bytes));
-    Device *device = part->params->device;
-    TRY(device_alloc_host(device, CHUNK_ELEMENTS * sizeof(float), (void **)&file->chunk));
-    TRY(device_alloc_host(device, CHUNK_ELEMENTS * sizeof(float), (void **)&file->packed));
     return STATUS_OK;
 }
 
 void part_file_done(PartFile *file)
 {
-    if (file->chunk) {
-        device_free_host(file->params->device, file->chunk, CHUNK_ELEMENTS * sizeof(float));
-    }
-    if (file->packed) {
-        device_free_host(file->params->device, file->packed, CHUNK_ELEMENTS * sizeof(float));
-    }
     memory_free(file->header);
     safetensors_done(&file->layout);
     *file = (PartFile){0};
@@ -129,9 +193,8 @@ static Status copy_now(Stream *stream, void *to, const void *from, int64_t count
     return STATUS_OK;
 }
 
-/* Writes local elements [at, at + count), which are in `chunk`; `data` is where the tensor begins
- * in the file. */
-static Status write_chunk(const PartFile *file, int descriptor, int64_t data, const Runs *runs,
+/* Writes elements `local` of a box, which are in `chunk`; `data` is where the tensor begins in the file. */
+static Status write_chunk(int descriptor, const float *chunk, int64_t data, const Runs *runs,
                           Range local)
 {
     int64_t at = local.begin;
@@ -142,57 +205,82 @@ static Status write_chunk(const PartFile *file, int descriptor, int64_t data, co
         int64_t count = local.end - at < left ? local.end - at : left;
         int64_t global = run * runs->stride + runs->begin + within;
         TRY(file_write(descriptor, data + global * (int64_t)sizeof(float),
-                       file->chunk + (at - local.begin), (size_t)count * sizeof(float)));
+                       chunk + (at - local.begin), (size_t)count * sizeof(float)));
         at += count;
     }
     return STATUS_OK;
 }
 
-static Status write_tensor(const PartFile *file, int descriptor, int index, Stream *stream,
-                           int64_t *written)
+typedef struct Writer {
+    const PartFile *file;
+    int descriptor;
+    const PartBuffers *buffers;
+    Stream *stream;
+    int64_t written; /* bytes */
+} Writer;
+
+static Status write_tensor(Writer *writer, const PartArray *array, const Param *param)
 {
-    const Param *param = &file->params->params[index % file->params->num_params];
-    const float *local = file->arrays[index / file->params->num_params] + param->offset;
-    int64_t data = file->layout.data_begin + file->layout.tensors[index].begin;
-    Runs runs = box_runs(&param->spec);
-    int64_t total = runs.runs * runs.length;
-    CHECK(total == tensor_count(&param->value));
-    for (int64_t at = 0; at < total; at += CHUNK_ELEMENTS) {
-        int64_t count = total - at < CHUNK_ELEMENTS ? total - at : CHUNK_ELEMENTS;
-        TRY(copy_now(stream, file->chunk, local + at, count));
-        TRY(write_chunk(file, descriptor, data, &runs, (Range){at, at + count}));
+    Range held = held_range(array, param);
+    if (range_count(held) == 0 || !param->counts) {
+        return STATUS_OK;
     }
-    *written += total * (int64_t)sizeof(float);
+    const Safetensors *layout = &writer->file->layout;
+    TensorName name = tensor_name(array->prefix, param->spec.name);
+    const SafetensorsTensor *tensor = safetensors_find(layout, name.text);
+    CHECK(tensor); /* catalog_check_part */
+    int64_t data = layout->data_begin + tensor->begin;
+    Runs runs = box_runs(&param->spec);
+    CHECK(runs.runs * runs.length == tensor_count(&param->value));
+    for (int64_t at = held.begin; at < held.end; at += CHUNK_ELEMENTS) {
+        int64_t count = held.end - at < CHUNK_ELEMENTS ? held.end - at : CHUNK_ELEMENTS;
+        TRY(copy_now(writer->stream, writer->buffers->chunk, array_at(array, param, at), count));
+        TRY(write_chunk(writer->descriptor, writer->buffers->chunk, data, &runs,
+                        (Range){at, at + count}));
+    }
+    writer->written += range_count(held) * (int64_t)sizeof(float);
     return STATUS_OK;
 }
 
-Status part_file_write(const PartFile *file, const char *folder, Stream *stream,
-                       int64_t *written_out)
+static Status write_tensors(Writer *writer, const CheckpointPart *part)
+{
+    PartArray arrays[ARRAYS_MAX];
+    int num_arrays = list_arrays(part, writer->file->kind, arrays);
+    for (int a = 0; a < num_arrays; a++) {
+        for (int i = 0; i < part->params->num_params; i++) {
+            TRY(write_tensor(writer, &arrays[a], &part->params->params[i]));
+        }
+    }
+    return STATUS_OK;
+}
+
+Status part_file_write(const PartFile *file, const char *folder, const CheckpointPart *part,
+                       const PartBuffers *buffers, Stream *stream, int64_t *written_out)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", folder, file->name);
-    int descriptor = -1;
-    TRY(file_open(path, O_WRONLY, &descriptor));
-    Status status = STATUS_OK;
-    int64_t written = 0;
-    for (int i = 0; i < file->layout.num_tensors && status == STATUS_OK; i++) {
-        if (file->params->params[i % file->params->num_params].counts) {
-            status = write_tensor(file, descriptor, i, stream, &written);
-        }
-    }
-    TRY(close_named(descriptor, path, status));
-    *written_out = written;
+    Writer writer = {.file = file, .buffers = buffers, .stream = stream};
+    TRY(file_open(path, O_WRONLY, &writer.descriptor));
+    TRY(close_named(writer.descriptor, path, write_tensors(&writer, part)));
+    *written_out = writer.written;
     return STATUS_OK;
 }
 
+typedef struct Reader {
+    int descriptor;
+    Safetensors layout; /* as the file has it */
+    const ManifestFile *expected;
+    const PartBuffers *buffers;
+    Stream *stream;
+} Reader;
+
 /* Of the whole tensor's elements `global`, which are in `chunk`, packs those of this rank's box.
- * They are neighbours in the rank's array too, from *local_out on. Returns how many. */
-static int64_t pack_chunk(const PartFile *file, const Runs *runs, Range global, int64_t *local_out)
+ * They are neighbours in the box too: which, is returned. */
+static Range pack_chunk(const PartBuffers *buffers, const Runs *runs, Range global)
 {
-    int64_t packed = 0;
-    *local_out = 0;
+    Range local = {0, 0};
     if (runs->length == 0) {
-        return 0;
+        return local;
     }
     for (int64_t run = global.begin / runs->stride; run * runs->stride < global.end; run++) {
         int64_t begin = run * runs->stride + runs->begin;
@@ -200,35 +288,38 @@ static int64_t pack_chunk(const PartFile *file, const Runs *runs, Range global, 
         if (range_count(part) == 0) {
             continue;
         }
-        if (packed == 0) {
-            *local_out = run * runs->length + part.begin - begin;
+        if (range_count(local) == 0) {
+            local.begin = run * runs->length + part.begin - begin;
+            local.end = local.begin;
         }
-        memcpy(file->packed + packed, file->chunk + (part.begin - global.begin),
+        memcpy(buffers->packed + range_count(local), buffers->chunk + (part.begin - global.begin),
                (size_t)range_count(part) * sizeof(float));
-        packed += range_count(part);
+        local.end += range_count(part);
     }
-    return packed;
+    return local;
 }
 
-static Status load_tensor(const PartFile *file, int descriptor, int index,
-                          const SafetensorsTensor *found, int64_t data_begin, uint32_t expected_crc,
-                          Stream *stream)
+/* Reads all of a tensor, since its checksum is of the whole, and keeps what the array holds of it. */
+static Status load_tensor(const Reader *reader, const PartArray *array, const Param *param,
+                          const SafetensorsTensor *found, uint32_t expected_crc)
 {
-    const Param *param = &file->params->params[index % file->params->num_params];
-    float *local = file->arrays[index / file->params->num_params] + param->offset;
+    const PartBuffers *buffers = reader->buffers;
+    Range held = held_range(array, param);
     Runs runs = box_runs(&param->spec);
     int64_t total = (found->end - found->begin) / (int64_t)sizeof(float);
+    int64_t data = reader->layout.data_begin + found->begin;
     uLong crc = crc32(0, NULL, 0);
     for (int64_t at = 0; at < total; at += CHUNK_ELEMENTS) {
         int64_t count = total - at < CHUNK_ELEMENTS ? total - at : CHUNK_ELEMENTS;
         size_t size_bytes = (size_t)count * sizeof(float);
-        TRY(file_read(descriptor, data_begin + found->begin + at * (int64_t)sizeof(float),
-                      file->chunk, size_bytes));
-        crc = crc32(crc, (const Bytef *)file->chunk, (uInt)size_bytes);
-        int64_t place = 0;
-        int64_t packed = pack_chunk(file, &runs, (Range){at, at + count}, &place);
-        if (packed > 0) {
-            TRY(copy_now(stream, local + place, file->packed, packed));
+        TRY(file_read(reader->descriptor, data + at * (int64_t)sizeof(float), buffers->chunk,
+                      size_bytes));
+        crc = crc32(crc, (const Bytef *)buffers->chunk, (uInt)size_bytes);
+        Range local = pack_chunk(buffers, &runs, (Range){at, at + count});
+        Range wanted = range_intersect(local, held);
+        if (range_count(wanted) > 0) {
+            TRY(copy_now(reader->stream, array_at(array, param, wanted.begin),
+                         buffers->packed + (wanted.begin - local.begin), range_count(wanted)));
         }
     }
     if ((uint32_t)crc != expected_crc) {
@@ -238,22 +329,25 @@ static Status load_tensor(const PartFile *file, int descriptor, int index,
     return STATUS_OK;
 }
 
-static Status check_shape(const SafetensorsTensor *expected, const SafetensorsTensor *found)
+static void tell_shape(int num_dims, const int64_t *dims, char *text, size_t text_bytes)
+{
+    size_t used = 0;
+    for (int i = 0; i < num_dims; i++) {
+        int length = snprintf(text + used, text_bytes - used, "%s%lld", i > 0 ? ", " : "",
+                              (long long)dims[i]);
+        used += (size_t)length < text_bytes - used ? (size_t)length : 0;
+    }
+}
+
+static Status check_shape(const ParamSpec *expected, const SafetensorsTensor *found)
 {
     if (strcmp(found->dtype, "F32") != 0) {
         return fail(STATUS_INVALID, "dtype %s, expected F32", found->dtype);
     }
     bool is_same = found->num_dims == expected->num_dims;
     char told[2][128] = {"", ""};
-    const SafetensorsTensor *both[2] = {expected, found};
-    for (int side = 0; side < 2; side++) {
-        size_t used = 0;
-        for (int i = 0; i < both[side]->num_dims; i++) {
-            int length = snprintf(told[side] + used, sizeof told[side] - used, "%s%lld",
-                                  i > 0 ? ", " : "", (long long)both[side]->dims[i]);
-            used += (size_t)length < sizeof told[side] - used ? (size_t)length : 0;
-        }
-    }
+    tell_shape(expected->num_dims, expected->dims, told[0], sizeof told[0]);
+    tell_shape(found->num_dims, found->dims, told[1], sizeof told[1]);
     for (int i = 0; is_same && i < found->num_dims; i++) {
         is_same = found->dims[i] == expected->dims[i];
     }
@@ -264,14 +358,16 @@ static Status check_shape(const SafetensorsTensor *expected, const SafetensorsTe
 }
 
 /* The checksum of a file's header, which is small. */
-static Status check_header(int descriptor, const Safetensors *found, const ManifestFile *expected)
+static Status check_header(const Reader *reader)
 {
+    const Safetensors *layout = &reader->layout;
     uint8_t *header = NULL;
-    TRY(MEMORY_NEW(&header, found->data_begin));
-    Status status = file_read(descriptor, 0, header, (size_t)found->data_begin);
+    TRY(MEMORY_NEW(&header, layout->data_begin));
+    Status status = file_read(reader->descriptor, 0, header, (size_t)layout->data_begin);
     if (status == STATUS_OK) {
-        uint32_t crc = (uint32_t)crc32(0, header, (uInt)found->data_begin);
-        if (crc != expected->header_crc || expected->num_tensors != found->num_tensors) {
+        uint32_t crc = (uint32_t)crc32(0, header, (uInt)layout->data_begin);
+        if (crc != reader->expected->header_crc ||
+            reader->expected->num_tensors != layout->num_tensors) {
             status = fail(STATUS_CORRUPT, "its header is not the one that the manifest tells of");
         }
     }
@@ -280,56 +376,75 @@ static Status check_header(int descriptor, const Safetensors *found, const Manif
     return STATUS_OK;
 }
 
-static Status load_tensors(const PartFile *file, int descriptor, const Safetensors *found,
-                           const ManifestFile *expected, Stream *stream)
+/* What of an array is in the parameter's tensor. */
+static Status load_param(const Reader *reader, PartFileKind kind, const PartArray *array,
+                         const Param *param, const char *name)
 {
-    TRY(check_header(descriptor, found, expected));
-    if (found->num_tensors != file->layout.num_tensors) {
-        return fail(STATUS_INVALID, "it has %d tensors, the model has %d", found->num_tensors,
-                    file->layout.num_tensors);
+    const SafetensorsTensor *tensor = safetensors_find(&reader->layout, name);
+    if (!tensor && kind == PART_FILE_KIND_OPTIMIZER) {
+        return fail(STATUS_INVALID,
+                    "it is not in it: the parameter was frozen when this was written; a resumed "
+                    "job must train no other parameters");
     }
-    for (int i = 0; i < file->layout.num_tensors; i++) {
-        const SafetensorsTensor *wanted = &file->layout.tensors[i];
-        const SafetensorsTensor *tensor = safetensors_find(found, wanted->name);
-        if (!tensor) {
-            return fail(STATUS_INVALID, "tensor %s of the model is not in it", wanted->name);
+    if (!tensor) {
+        return fail(STATUS_INVALID, "the model has it, the file has not");
+    }
+    const ManifestTensor *sum = &reader->expected->tensors[tensor - reader->layout.tensors];
+    if (strcmp(sum->name, tensor->name) != 0) {
+        return fail(STATUS_CORRUPT, "the manifest has %s in its place", sum->name);
+    }
+    TRY(check_shape(&param->spec, tensor));
+    if (range_count(held_range(array, param)) == 0) {
+        return STATUS_OK; /* other ranks have it */
+    }
+    return load_tensor(reader, array, param, tensor, sum->crc);
+}
+
+static Status load_array(const Reader *reader, PartFileKind kind, const PartArray *array,
+                         const ParamSet *params)
+{
+    for (int i = 0; i < params->num_params; i++) {
+        const Param *param = &params->params[i];
+        bool is_held = range_count(held_range(array, param)) > 0;
+        if (kind == PART_FILE_KIND_OPTIMIZER && !is_held) {
+            continue;
         }
-        const ManifestTensor *sum = &expected->tensors[tensor - found->tensors];
-        Status status = check_shape(wanted, tensor);
-        if (status == STATUS_OK && strcmp(sum->name, tensor->name) != 0) {
-            status = fail(STATUS_CORRUPT, "the manifest has %s in its place", sum->name);
-        }
-        if (status == STATUS_OK) {
-            status = load_tensor(file, descriptor, i, tensor, found->data_begin, sum->crc, stream);
-        }
+        TensorName name = tensor_name(array->prefix, param->spec.name);
+        Status status = load_param(reader, kind, array, param, name.text);
         if (status != STATUS_OK) {
-            return fail(status, "tensor %s: %s", wanted->name, status_message());
+            return fail(status, "tensor %s: %s", name.text, status_message());
         }
     }
     return STATUS_OK;
 }
 
-Status part_file_load(const PartFile *file, const char *folder, const ManifestFile *expected,
-                      Stream *stream)
+static Status load_open(Reader *reader, PartFileKind kind, const CheckpointPart *part)
+{
+    int64_t size_bytes = 0;
+    TRY(file_size(reader->descriptor, &size_bytes));
+    if (size_bytes != reader->expected->size_bytes) {
+        return fail(STATUS_CORRUPT, "it has %lld bytes, the manifest says %lld",
+                    (long long)size_bytes, (long long)reader->expected->size_bytes);
+    }
+    TRY(safetensors_read(reader->descriptor, &reader->layout));
+    TRY(check_header(reader));
+    PartArray arrays[ARRAYS_MAX];
+    int num_arrays = list_arrays(part, kind, arrays);
+    for (int a = 0; a < num_arrays; a++) {
+        TRY(load_array(reader, kind, &arrays[a], part->params));
+    }
+    return STATUS_OK;
+}
+
+Status part_file_load(const char *folder, const ManifestFile *expected, PartFileKind kind,
+                      const CheckpointPart *part, const PartBuffers *buffers, Stream *stream)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", folder, file->name);
-    int descriptor = -1;
-    TRY(file_open(path, O_RDONLY, &descriptor));
-    Safetensors found = {0};
-    int64_t size_bytes = 0;
-    Status status = file_size(descriptor, &size_bytes);
-    if (status == STATUS_OK && size_bytes != expected->size_bytes) {
-        status = fail(STATUS_CORRUPT, "it has %lld bytes, the manifest says %lld",
-                      (long long)size_bytes, (long long)expected->size_bytes);
-    }
-    if (status == STATUS_OK) {
-        status = safetensors_read(descriptor, &found);
-    }
-    if (status == STATUS_OK) {
-        status = load_tensors(file, descriptor, &found, expected, stream);
-    }
-    safetensors_done(&found);
-    close(descriptor);
+    snprintf(path, sizeof path, "%s/%s", folder, expected->name);
+    Reader reader = {.expected = expected, .buffers = buffers, .stream = stream};
+    TRY(file_open(path, O_RDONLY, &reader.descriptor));
+    Status status = load_open(&reader, kind, part);
+    safetensors_done(&reader.layout);
+    close(reader.descriptor);
     return status == STATUS_OK ? STATUS_OK : fail(status, "%s: %s", path, status_message());
 }

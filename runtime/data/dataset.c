@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include "base/memory.h"
+#include "data/audio.h"
 #include "data/dataset_index.h"
 #include "data/image.h"
 #include "data/prompt.h"
@@ -11,13 +12,15 @@
 
 Status dataset_open(const DatasetOptions *options, Dataset **dataset_out)
 {
-    CHECK(options->rows_per_image > 0 && options->max_tokens > 0);
-    CHECK(options->image_size > 0 && options->image_size <= IMAGE_SQUARE_MAX);
+    CHECK(options->rows_per_image >= 0 && options->mels >= 0 && options->max_tokens > 0);
+    CHECK(options->rows_per_image == 0 ||
+          (options->image_size > 0 && options->image_size <= IMAGE_SQUARE_MAX));
+    CHECK(options->mels <= AUDIO_MELS_MAX && (options->mels == 0 || options->max_seconds > 0));
     Dataset *dataset = NULL;
     TRY(MEMORY_NEW(&dataset, 1));
-    dataset->rows_per_image = options->rows_per_image;
-    dataset->image_size = options->image_size;
-    dataset->max_tokens = options->max_tokens;
+    dataset->options = *options;
+    dataset->options.patterns = NULL;
+    dataset->options.prompt = NULL;
     Status status = memory_copy_text(options->prompt ? options->prompt : "", &dataset->prompt);
     if (status == STATUS_OK) {
         status = dataset_index_build(dataset, options->patterns, options->num_patterns);
@@ -45,7 +48,9 @@ void dataset_close(Dataset *dataset)
         }
     }
     memory_free(dataset->samples);
-    memory_free(dataset->images);
+    memory_free(dataset->members);
+    memory_free(dataset->items);
+    memory_free(dataset->texts);
     memory_free(dataset->shards);
     memory_free(dataset->prompt);
     memory_free(dataset);
@@ -69,7 +74,12 @@ const SampleInfo *dataset_sample(const Dataset *dataset, int64_t sample)
 
 int dataset_image_size(const Dataset *dataset)
 {
-    return dataset->image_size;
+    return dataset->options.image_size;
+}
+
+int dataset_mels(const Dataset *dataset)
+{
+    return dataset->options.mels;
 }
 
 uint64_t dataset_hash(const Dataset *dataset)
@@ -77,29 +87,11 @@ uint64_t dataset_hash(const Dataset *dataset)
     return dataset->hash;
 }
 
-/* The text again, and how many tokens the prompt makes; a shard that was written over since it was
- * opened is found out here, before an array of the old length is overrun. sample_text_done in every
- * case. */
-static Status read_same_text(const Dataset *dataset, const Sample *sample, SampleText *text_out,
-                             int64_t *prompt_tokens_out)
+static void write_tokens(const Sample *sample, const SampleText *text, int32_t *ids_out,
+                         int32_t *labels_out)
 {
-    TRY(sample_text_read(dataset, sample, text_out));
-    Status status = prompt_count_tokens(text_out->prompt, sample->info.num_images,
-                                        dataset->rows_per_image, prompt_tokens_out);
-    if (status == STATUS_OK &&
-        (*prompt_tokens_out + text_out->caption_bytes + 2 != sample->info.num_tokens ||
-         text_out->caption_bytes + 1 != sample->info.num_labels)) {
-        status = fail(STATUS_CORRUPT, "its text changed after the data set was opened");
-    }
-    return status == STATUS_OK ? STATUS_OK : sample_fail(dataset, sample, NULL, status);
-}
-
-static void write_tokens(const Dataset *dataset, const Sample *sample, const SampleText *text,
-                         int32_t *ids_out, int32_t *labels_out)
-{
-    int32_t *end = ids_out;
-    *end++ = TOKEN_BOS;
-    end = prompt_write_tokens(text->prompt, sample->info.num_images, dataset->rows_per_image, end);
+    int32_t *end =
+        prompt_write_tokens(text->prompt, sample->info.items, sample->info.num_items, ids_out);
     int64_t caption_begin = end - ids_out;
     for (int64_t i = 0; i < text->caption_bytes; i++) {
         *end++ = (uint8_t)text->caption[i];
@@ -117,10 +109,9 @@ Status dataset_read_tokens(const Dataset *dataset, int64_t sample, int32_t *ids_
 {
     const Sample *found = get_sample(dataset, sample);
     SampleText text;
-    int64_t prompt_tokens = 0;
-    Status status = read_same_text(dataset, found, &text, &prompt_tokens);
+    Status status = sample_text_get(dataset, found, &text);
     if (status == STATUS_OK) {
-        write_tokens(dataset, found, &text, ids_out, labels_out);
+        write_tokens(found, &text, ids_out, labels_out);
     }
     sample_text_done(&text);
     TRY(status);
@@ -132,14 +123,11 @@ Status dataset_read_prompt(const Dataset *dataset, int64_t sample, int32_t *ids_
 {
     const Sample *found = get_sample(dataset, sample);
     SampleText text;
-    int64_t prompt_tokens = 0;
-    Status status = read_same_text(dataset, found, &text, &prompt_tokens);
+    Status status = sample_text_get(dataset, found, &text);
     if (status == STATUS_OK) {
-        ids_out[0] = TOKEN_BOS;
-        const int32_t *end = prompt_write_tokens(text.prompt, found->info.num_images,
-                                                 dataset->rows_per_image, ids_out + 1);
-        CHECK(end == ids_out + 1 + prompt_tokens);
-        *count_out = (int32_t)(1 + prompt_tokens);
+        const int32_t *end =
+            prompt_write_tokens(text.prompt, found->info.items, found->info.num_items, ids_out);
+        *count_out = (int32_t)(end - ids_out);
     }
     sample_text_done(&text);
     TRY(status);
@@ -149,28 +137,63 @@ Status dataset_read_prompt(const Dataset *dataset, int64_t sample, int32_t *ids_
 Status dataset_read_caption(const Dataset *dataset, int64_t sample, char **caption_out)
 {
     SampleText text;
-    Status status = sample_text_read(dataset, get_sample(dataset, sample), &text);
+    Status status = sample_text_get(dataset, get_sample(dataset, sample), &text);
     if (status == STATUS_OK) {
-        *caption_out = text.caption;
-        text.caption = NULL;
+        status = memory_copy_text(text.caption, caption_out);
     }
     sample_text_done(&text);
     TRY(status);
     return STATUS_OK;
 }
 
+static const Member *get_member(const Dataset *dataset, const Sample *sample, SampleMedia media,
+                                int index)
+{
+    CHECK(index >= 0 && index < sample->counts[media]);
+    int32_t before = media == SAMPLE_MEDIA_AUDIO ? sample->counts[SAMPLE_MEDIA_IMAGE] : 0;
+    return &dataset->members[sample->first_item + before + index];
+}
+
+/* A whole member. Owned by the caller (memory_free). */
+static Status read_member(const Dataset *dataset, const Sample *sample, const Member *member,
+                          uint8_t **bytes_out)
+{
+    uint8_t *bytes = NULL;
+    TRY(memory_alloc((size_t)member->size_bytes, 1, (void **)&bytes));
+    Status status = sample_read_member(dataset, sample, member, bytes, (size_t)member->size_bytes);
+    if (status != STATUS_OK) {
+        memory_free(bytes);
+        return sample_fail(dataset, sample, member, status);
+    }
+    *bytes_out = bytes;
+    return STATUS_OK;
+}
+
 Status dataset_read_image(const Dataset *dataset, int64_t sample, int image, uint8_t *pixels_out)
 {
     const Sample *found = get_sample(dataset, sample);
-    CHECK(image >= 0 && image < found->info.num_images);
-    const Member *member = &dataset->images[found->first_image + image];
+    const Member *member = get_member(dataset, found, SAMPLE_MEDIA_IMAGE, image);
     uint8_t *bytes = NULL;
-    TRY(memory_alloc((size_t)member->size_bytes, 1, (void **)&bytes));
-    Status status = sample_read_member(dataset, found, member, bytes, (size_t)member->size_bytes);
-    if (status == STATUS_OK) {
-        status =
-            image_read_square(bytes, (size_t)member->size_bytes, dataset->image_size, pixels_out);
+    TRY(read_member(dataset, found, member, &bytes));
+    Status status = image_read_square(bytes, (size_t)member->size_bytes,
+                                      dataset->options.image_size, pixels_out);
+    if (status != STATUS_OK) {
+        status = sample_fail(dataset, found, member, status);
     }
+    memory_free(bytes);
+    TRY(status);
+    return STATUS_OK;
+}
+
+Status dataset_read_audio(const Dataset *dataset, int64_t sample, int clip, int32_t rows,
+                          float *frames_out)
+{
+    const Sample *found = get_sample(dataset, sample);
+    const Member *member = get_member(dataset, found, SAMPLE_MEDIA_AUDIO, clip);
+    uint8_t *bytes = NULL;
+    TRY(read_member(dataset, found, member, &bytes));
+    Status status =
+        audio_decode(bytes, (size_t)member->size_bytes, dataset->options.mels, rows, frames_out);
     if (status != STATUS_OK) {
         status = sample_fail(dataset, found, member, status);
     }

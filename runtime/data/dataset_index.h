@@ -12,6 +12,10 @@
 
 enum {
     SHARDS_OPEN_MAX = 512, /* shards kept open; those beyond are opened for each read */
+    /* Texts kept in memory, so that a step need not read the shards for them: all of a set of some
+     * hundred thousand captions. Longer ones cost little beside the step they are in. */
+    KEPT_TEXT_BYTES_MAX = 16 << 10,
+    KEPT_TEXTS_BYTES_MAX = 64 << 20,
 };
 
 /* One member: its name is the sample's key, a dot, and the suffix. */
@@ -19,14 +23,19 @@ typedef struct Member {
     int64_t offset; /* in the shard, bytes */
     int64_t size_bytes;
     char suffix[MEMBER_SUFFIX_BYTES];
-    int32_t number; /* of an image; -1 for the only one */
+    SampleMedia media; /* of an image or a clip */
+    int32_t number;    /* of it; -1 for the only one */
 } Member;
 
 typedef struct Sample {
     SampleInfo info; /* info.key is owned */
     int32_t shard;
-    int64_t first_image; /* in Dataset.images */
-    Member caption;      /* suffix "" when absent */
+    int32_t counts[SAMPLE_MEDIA_COUNT]; /* items of each media */
+    int64_t first_item; /* in Dataset.items and Dataset.members, where they are ordered by media */
+    int64_t prompt_at;  /* in Dataset.texts; -1: the job's prompt, or not kept */
+    int64_t caption_at; /* -1: not kept */
+    uint64_t text_hash;
+    Member caption; /* suffix "" when absent */
     Member json;
 } Sample;
 
@@ -36,23 +45,26 @@ typedef struct ShardFile {
 } ShardFile;
 
 struct Dataset {
+    DatasetOptions options; /* without patterns and prompt */
     char *prompt;
-    int rows_per_image;
-    int image_size;
-    int max_tokens;
     ShardFile *shards;
     size_t num_shards;
     size_t shards_capacity;
     Sample *samples;
     size_t num_samples;
     size_t samples_capacity;
-    Member *images;
-    size_t num_images;
-    size_t images_capacity;
+    Member *members; /* images and clips of all samples */
+    size_t num_members;
+    size_t members_capacity;
+    SampleItem *items; /* [num_members], in the order of their tokens within a sample */
+    size_t items_capacity;
+    char *texts; /* prompts and captions, each with a zero byte after it */
+    size_t texts_bytes;
+    size_t texts_capacity;
     uint64_t hash;
 };
 
-/* Fills shards, samples, images and hash from the patterns. */
+/* Fills shards, samples, members, items, texts and hash from the patterns. */
 Status dataset_index_build(Dataset *dataset, char *const *patterns,
                            int num_patterns) STATUS_CHECKED;
 

@@ -1,4 +1,5 @@
 #include "base/memory.h"
+#include "data/audio.h"
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/testing.h"
@@ -53,6 +54,8 @@ static DatasetOptions options_for(char **patterns, int num_patterns)
                             .prompt = "<image>",
                             .rows_per_image = 4,
                             .image_size = 8,
+                            .mels = 8,
+                            .max_seconds = 1,
                             .max_tokens = 64};
 }
 
@@ -84,7 +87,7 @@ static void expect_tokens(const Dataset *dataset, int64_t sample, const char *ex
     int32_t labels[64];
     const SampleInfo *info = dataset_sample(dataset, sample);
     assert_int_equal(dataset_read_tokens(dataset, sample, ids, labels), STATUS_OK);
-    /* As text: < bos, > eos, * image row; then labels, - for none. */
+    /* As text: < bos, > eos, * image row, ~ row of sound; then labels, - for none. */
     char text[160] = "";
     size_t used = 0;
     int num_labels = 0;
@@ -97,6 +100,7 @@ static void expect_tokens(const Dataset *dataset, int64_t sample, const char *ex
         text[used++] = (char)(id == TOKEN_BOS     ? '<'
                               : id == TOKEN_EOS   ? '>'
                               : id == TOKEN_IMAGE ? '*'
+                              : id == TOKEN_AUDIO ? '~'
                               : id == -1          ? '-'
                                                   : id);
     }
@@ -144,7 +148,7 @@ static void test_samples(void **state)
     assert_int_equal(dataset_count(dataset), 5);
     assert_string_equal(dataset_sample(dataset, 0)->key, "d/one");
     assert_string_equal(dataset_sample(dataset, 4)->key, "five");
-    assert_int_equal(dataset_sample(dataset, 2)->num_images, 11);
+    assert_int_equal(dataset_sample(dataset, 2)->num_items, 11);
     expect_tokens(dataset, 0, "<****cat>|----cat>-");
     expect_tokens(dataset, 1, "<say <image>>|say <image>>-");
     expect_tokens(dataset, 3, "<a****b****\xc3\xa9>|----------\xc3\xa9>-");
@@ -175,14 +179,21 @@ static void test_samples(void **state)
 static void test_hash(void **state)
 {
     (void)state;
-    uint64_t hashes[4];
-    for (int i = 0; i < 4; i++) {
+    static TestingFile clip;
+    uint64_t hashes[7];
+    for (int i = 0; i < 7; i++) {
         testing_tar_open(&tar, shard_a);
-        testing_tar_text(&tar, i == 1 ? "b.txt" : "a.txt", i == 2 ? "xy" : "x");
+        testing_tar_text(&tar, i == 1 ? "b.txt" : "a.txt", i == 2 ? "y" : "x");
+        testing_wav(&clip, i == 6 ? 8000 : 16000, 1, 1000); /* of one size, but more rows */
+        if (i >= 5) {
+            testing_tar_add(&tar, "a.wav", clip.bytes, clip.size_bytes);
+        }
         testing_tar_close(&tar);
         char *patterns[] = {shard_a};
         DatasetOptions options = options_for(patterns, 1);
+        options.prompt = "<image><audio>";
         options.image_size = i == 3 ? 9 : 8;
+        options.mels = i == 4 ? 9 : 8;
         Dataset *dataset = NULL;
         assert_int_equal(dataset_open(&options, &dataset), STATUS_OK);
         hashes[i] = dataset_hash(dataset);
@@ -248,6 +259,8 @@ static const BadCase bad_cases[] = {
      STATUS_INVALID,
      "sample k: 65 tokens (4 of them",
      "max_tokens"},
+    {{{"k.mp3", "x"}, {"k.txt", "b"}}, STATUS_UNSUPPORTED, "member k.mp3", "sounds of type .mp3"},
+    {{{"k.wav", "<html>"}, {"k.txt", "b"}}, STATUS_CORRUPT, "sample k, member k.wav", "<html>"},
 };
 
 static void test_bad_samples(void **state)
@@ -356,22 +369,122 @@ static void test_bad_reads(void **state)
     cut_file(shard_a, 700);
     assert_int_equal(dataset_read_image(dataset, 0, 0, pixels), STATUS_CORRUPT);
     assert_non_null(strstr(status_message(), "sample k, member k.png"));
-    int32_t ids[64];
-    int32_t labels[64];
-    assert_int_equal(dataset_read_tokens(dataset, 0, ids, labels), STATUS_CORRUPT);
-    assert_non_null(strstr(status_message(), "sample k, member k.txt"));
-    dataset_close(dataset);
-    testing_tar_open(&tar, shard_a);
-    testing_tar_text(&tar, "k.txt", "caption\n");
-    testing_tar_close(&tar);
-    assert_int_equal(open_shards(1, &dataset), STATUS_OK);
-    int file = open(shard_a, O_RDWR);
-    assert_int_equal(pwrite(file, "longer.?", 8, 512), 8);
-    close(file);
-    assert_int_equal(dataset_read_tokens(dataset, 0, ids, labels), STATUS_CORRUPT);
-    assert_non_null(strstr(status_message(), "changed"));
     dataset_close(dataset);
     testing_png_rgb(&png, 12, 9);
+}
+
+/* A text too long to be kept in memory is read again, and must be the same then; a short one is kept. */
+static void test_long_texts(void **state)
+{
+    (void)state;
+    enum {
+        LONG_BYTES = 20000
+    };
+    static char caption[LONG_BYTES + 1];
+    static int32_t ids[2][LONG_BYTES + 2];
+    static int32_t labels[LONG_BYTES + 2];
+    memset(caption, 'c', LONG_BYTES);
+    testing_tar_open(&tar, shard_a);
+    testing_tar_text(&tar, "long.txt", caption);
+    testing_tar_text(&tar, "short.json", "{\"prompt\": \"p\", \"caption\": \"kept\"}");
+    testing_tar_close(&tar);
+    char *patterns[] = {shard_a};
+    DatasetOptions options = options_for(patterns, 1);
+    options.max_tokens = LONG_BYTES + 2;
+    Dataset *dataset = NULL;
+    assert_int_equal(dataset_open(&options, &dataset), STATUS_OK);
+    assert_int_equal(dataset_read_tokens(dataset, 0, ids[0], labels), STATUS_OK);
+    assert_int_equal(ids[0][LONG_BYTES], 'c');
+    int file = open(shard_a, O_RDWR);
+    assert_int_equal(pwrite(file, "d", 1, 600), 1);
+    close(file);
+    assert_int_equal(dataset_read_tokens(dataset, 0, ids[1], labels), STATUS_CORRUPT);
+    assert_non_null(strstr(status_message(), "sample long: its text changed"));
+    cut_file(shard_a, 700);
+    assert_int_equal(dataset_read_tokens(dataset, 0, ids[1], labels), STATUS_CORRUPT);
+    assert_non_null(strstr(status_message(), "sample long, member long.txt"));
+    expect_tokens(dataset, 1, "<pkept>|-kept>-");
+    dataset_close(dataset);
+}
+
+/* Images and clips of one sample, in any order; a clip's rows are its length: 2 hops each. */
+static void test_clips(void **state)
+{
+    (void)state;
+    static TestingFile short_clip;
+    static TestingFile long_clip;
+    testing_wav(&short_clip, 16000, 1, 321);
+    testing_wav(&long_clip, 8000, 2, 480);
+    testing_tar_open(&tar, shard_a);
+    testing_tar_add(&tar, "a.wav", short_clip.bytes, short_clip.size_bytes);
+    add_png("a.png");
+    testing_tar_text(&tar, "a.txt", "c");
+    testing_tar_add(&tar, "b.1.wav", long_clip.bytes, long_clip.size_bytes);
+    add_png("b.0.png");
+    testing_tar_add(&tar, "b.0.wav", short_clip.bytes, short_clip.size_bytes);
+    add_png("b.1.png");
+    testing_tar_text(&tar, "b.json",
+                     "{\"prompt\": \"<audio>,<image><audio>.\", \"caption\": \"c\"}");
+    testing_tar_text(&tar, "c.txt", "<audio>");
+    testing_tar_close(&tar);
+    char *patterns[] = {shard_a};
+    DatasetOptions options = options_for(patterns, 1);
+    options.prompt = "<image>|<audio>";
+    Dataset *dataset = NULL;
+    if (dataset_open(&options, &dataset) != STATUS_OK) {
+        fail_msg("%s", status_message());
+    }
+    expect_tokens(dataset, 0, "<****|~~c>|-------c>-");
+    expect_tokens(dataset, 1, "<~~,********~~~.c>|---------------c>-");
+    expect_tokens(dataset, 2, "<|<audio>>|-<audio>>-");
+    static const SampleItem expected[] = {{SAMPLE_MEDIA_AUDIO, 0, 2, 1},
+                                          {SAMPLE_MEDIA_IMAGE, 0, 4, 4},
+                                          {SAMPLE_MEDIA_IMAGE, 1, 4, 8},
+                                          {SAMPLE_MEDIA_AUDIO, 1, 3, 12}};
+    const SampleInfo *info = dataset_sample(dataset, 1);
+    assert_int_equal(info->num_items, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(info->items[i].media, expected[i].media);
+        assert_int_equal(info->items[i].index, expected[i].index);
+        assert_int_equal(info->items[i].rows, expected[i].rows);
+        assert_int_equal(info->items[i].first_token, expected[i].first_token);
+    }
+    float frames[2][6 * 8];
+    assert_int_equal(dataset_read_audio(dataset, 1, 1, 3, frames[0]), STATUS_OK);
+    assert_int_equal(audio_decode(long_clip.bytes, long_clip.size_bytes, 8, 3, frames[1]),
+                     STATUS_OK);
+    assert_memory_equal(frames[0], frames[1], sizeof frames[0]);
+    dataset_close(dataset);
+}
+
+/* A job without an encoder for what the data holds says so. */
+static void test_no_encoder(void **state)
+{
+    (void)state;
+    static TestingFile clip;
+    testing_wav(&clip, 16000, 1, 100);
+    testing_tar_open(&tar, shard_a);
+    add_png("a.png");
+    testing_tar_add(&tar, "a.wav", clip.bytes, clip.size_bytes);
+    testing_tar_text(&tar, "a.txt", "c");
+    testing_tar_close(&tar);
+    char *patterns[] = {shard_a};
+    DatasetOptions options = options_for(patterns, 1);
+    options.rows_per_image = 0;
+    options.image_size = 0;
+    Dataset *dataset = NULL;
+    assert_int_equal(dataset_open(&options, &dataset), STATUS_INVALID);
+    assert_non_null(strstr(status_message(), "member a.png: an image, and the job has no module "
+                                             "\"vision\""));
+    options = options_for(patterns, 1);
+    options.mels = 0;
+    assert_int_equal(dataset_open(&options, &dataset), STATUS_INVALID);
+    assert_non_null(strstr(status_message(), "member a.wav: an audio clip, and the job has no "
+                                             "module \"audio\""));
+    options = options_for(patterns, 1);
+    options.max_seconds = 0.006;
+    assert_int_equal(dataset_open(&options, &dataset), STATUS_INVALID);
+    assert_non_null(strstr(status_message(), "member a.wav: 0.006 seconds; model.audio"));
 }
 
 /* Offsets are right with pax and GNU headers before members too. */
@@ -412,6 +525,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_samples),     cmocka_unit_test(test_hash),
         cmocka_unit_test(test_bad_samples), cmocka_unit_test(test_bad_shards),
-        cmocka_unit_test(test_bad_reads),   cmocka_unit_test(test_tar_dialects)};
+        cmocka_unit_test(test_bad_reads),   cmocka_unit_test(test_tar_dialects),
+        cmocka_unit_test(test_long_texts),  cmocka_unit_test(test_clips),
+        cmocka_unit_test(test_no_encoder)};
     return cmocka_run_group_tests_name("dataset", tests, make_folder, remove_folder);
 }

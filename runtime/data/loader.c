@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "data/audio.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -12,23 +13,25 @@ enum {
     MESSAGE_BYTES = 1024
 };
 
-/* A batch's place in the ring. Guarded by the lock, but for the pixels of items that are under way.
- * */
+/* A batch's place in the ring. Guarded by the lock, but for the data of items that are under way. */
 typedef struct Batch {
-    LoaderItem *items; /* [images_max] */
+    LoaderItem *items; /* [items_max] */
+    int64_t *begins;   /* [items_max] bytes: where each item's data stands */
     int64_t num_items;
     int64_t num_begun; /* handed to a thread */
     int64_t num_done;
-    uint8_t *pixels; /* u8 [images_max, size, size, 3] */
-    Status status;   /* of the first bad item, in the order of items */
+    uint8_t *data;
+    Status status; /* of the first bad item, in the order of items */
     int64_t bad_item;
     char message[MESSAGE_BYTES];
 } Batch;
 
 struct Loader {
     const Dataset *dataset;
-    int64_t images_max;
-    int64_t image_bytes; /* of one decoded image */
+    SampleMedia media;
+    int64_t items_max;
+    int64_t rows_max;
+    int64_t batch_bytes; /* of the data of a batch */
     int depth;
     int num_threads;
     pthread_t *threads;
@@ -79,6 +82,18 @@ static void end_item(Loader *loader, Batch *batch, int64_t item, Status status)
     }
 }
 
+/* `data`: as many bytes as loader_item_bytes says. */
+static Status read_item(const Loader *loader, const LoaderItem *item, uint8_t *data)
+{
+    if (loader->media == SAMPLE_MEDIA_IMAGE) {
+        TRY(dataset_read_image(loader->dataset, item->sample, item->index, data));
+    } else {
+        TRY(dataset_read_audio(loader->dataset, item->sample, item->index, item->rows,
+                               (float *)(void *)data));
+    }
+    return STATUS_OK;
+}
+
 static void *work_thread(void *argument)
 {
     Loader *loader = argument;
@@ -92,9 +107,9 @@ static void *work_thread(void *argument)
             continue;
         }
         LoaderItem wanted = batch->items[item];
+        uint8_t *data = batch->data + batch->begins[item];
         pthread_mutex_unlock(&loader->lock);
-        Status status = dataset_read_image(loader->dataset, wanted.sample, wanted.image,
-                                           batch->pixels + item * loader->image_bytes);
+        Status status = read_item(loader, &wanted, data);
         pthread_mutex_lock(&loader->lock);
         end_item(loader, batch, item, status);
     }
@@ -102,15 +117,29 @@ static void *work_thread(void *argument)
     return NULL;
 }
 
+int64_t loader_item_bytes(const Loader *loader, int32_t rows)
+{
+    if (loader->media == SAMPLE_MEDIA_IMAGE) {
+        int64_t side = dataset_image_size(loader->dataset);
+        return side * side * 3;
+    }
+    return audio_frames(rows) * dataset_mels(loader->dataset) * (int64_t)sizeof(float);
+}
+
 static Status allocate(Loader *loader, int threads)
 {
+    /* Images are all of one size; of clips the rows count. */
+    bool is_image = loader->media == SAMPLE_MEDIA_IMAGE;
+    size_t units = (size_t)(is_image ? loader->items_max : loader->rows_max);
+    size_t unit_bytes = (size_t)loader_item_bytes(loader, 1);
+    loader->batch_bytes = (int64_t)(units * unit_bytes);
     TRY(MEMORY_NEW(&loader->threads, threads));
     TRY(MEMORY_NEW(&loader->batches, loader->depth));
     for (int i = 0; i < loader->depth; i++) {
         Batch *batch = &loader->batches[i];
-        TRY(MEMORY_NEW(&batch->items, loader->images_max));
-        TRY(memory_alloc((size_t)loader->images_max, (size_t)loader->image_bytes,
-                         (void **)&batch->pixels));
+        TRY(MEMORY_NEW(&batch->items, loader->items_max));
+        TRY(MEMORY_NEW(&batch->begins, loader->items_max));
+        TRY(memory_alloc(units, unit_bytes, (void **)&batch->data));
     }
     return STATUS_OK;
 }
@@ -128,10 +157,10 @@ static Status start_threads(Loader *loader, int threads)
     return STATUS_OK;
 }
 
-Status loader_create(const Dataset *dataset, int threads, int depth, int64_t images_max,
-                     Loader **loader_out)
+Status loader_create(const Dataset *dataset, SampleMedia media, int threads, int depth,
+                     int64_t items_max, int64_t rows_max, Loader **loader_out)
 {
-    CHECK(threads > 0 && depth > 0 && images_max >= 0);
+    CHECK(threads > 0 && depth > 0 && items_max >= 0 && rows_max >= 0);
     Loader *loader = NULL;
     TRY(MEMORY_NEW(&loader, 1));
     pthread_condattr_t monotonic;
@@ -141,11 +170,11 @@ Status loader_create(const Dataset *dataset, int threads, int depth, int64_t ima
     pthread_cond_init(&loader->work, NULL);
     pthread_cond_init(&loader->ready, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    int64_t side = dataset_image_size(dataset);
     loader->dataset = dataset;
+    loader->media = media;
     loader->depth = depth;
-    loader->images_max = images_max;
-    loader->image_bytes = side * side * 3;
+    loader->items_max = items_max;
+    loader->rows_max = rows_max;
     Status status = allocate(loader, threads);
     if (status == STATUS_OK) {
         status = start_threads(loader, threads);
@@ -172,7 +201,8 @@ void loader_destroy(Loader *loader)
     }
     for (int i = 0; loader->batches && i < loader->depth; i++) {
         memory_free(loader->batches[i].items);
-        memory_free(loader->batches[i].pixels);
+        memory_free(loader->batches[i].begins);
+        memory_free(loader->batches[i].data);
     }
     memory_free(loader->batches);
     memory_free(loader->threads);
@@ -182,20 +212,31 @@ void loader_destroy(Loader *loader)
     memory_free(loader);
 }
 
+/* Copies the items and finds their places. */
+static void set_items(const Loader *loader, Batch *batch, const LoaderItem *items,
+                      int64_t num_items)
+{
+    int64_t begin = 0;
+    for (int64_t i = 0; i < num_items; i++) {
+        batch->items[i] = items[i];
+        batch->begins[i] = begin;
+        begin += loader_item_bytes(loader, items[i].rows);
+    }
+    CHECK(begin <= loader->batch_bytes);
+    batch->num_items = num_items;
+}
+
 Status loader_request(Loader *loader, const LoaderItem *items, int64_t num_items)
 {
-    CHECK(num_items >= 0 && num_items <= loader->images_max);
+    CHECK(num_items >= 0 && num_items <= loader->items_max);
     pthread_mutex_lock(&loader->lock);
     bool has_room = loader->num_requested - loader->num_released < loader->depth;
     if (has_room) {
         Batch *batch = batch_at(loader, loader->num_requested++);
-        batch->num_items = num_items;
+        set_items(loader, batch, items, num_items);
         batch->num_begun = 0;
         batch->num_done = 0;
         batch->status = STATUS_OK;
-        if (num_items > 0) {
-            memcpy(batch->items, items, (size_t)num_items * sizeof *items);
-        }
         pthread_cond_broadcast(&loader->work);
     }
     pthread_mutex_unlock(&loader->lock);
@@ -205,7 +246,7 @@ Status loader_request(Loader *loader, const LoaderItem *items, int64_t num_items
     return STATUS_OK;
 }
 
-Status loader_take(Loader *loader, int64_t deadline_ns, const uint8_t **pixels_out)
+Status loader_take(Loader *loader, int64_t deadline_ns, const uint8_t **data_out)
 {
     CHECK(loader->num_taken == loader->num_released); /* one at a time */
     pthread_mutex_lock(&loader->lock);
@@ -221,14 +262,15 @@ Status loader_take(Loader *loader, int64_t deadline_ns, const uint8_t **pixels_o
     loader->num_taken += is_done;
     pthread_mutex_unlock(&loader->lock);
     if (!is_done) {
-        return fail(STATUS_TIMEOUT, "%lld of %lld images of a batch were not decoded in time",
-                    (long long)(batch->num_items - num_done), (long long)batch->num_items);
+        return fail(STATUS_TIMEOUT, "%lld of %lld %s of a batch were not decoded in time",
+                    (long long)(batch->num_items - num_done), (long long)batch->num_items,
+                    loader->media == SAMPLE_MEDIA_IMAGE ? "images" : "clips");
     }
     if (batch->status != STATUS_OK) {
         loader_release(loader);
         return fail(batch->status, "%s", batch->message);
     }
-    *pixels_out = batch->pixels;
+    *data_out = batch->data;
     return STATUS_OK;
 }
 

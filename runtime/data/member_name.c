@@ -6,14 +6,22 @@
 
 typedef struct Extension {
     const char *text;
-    MemberKind kind; /* NONE: a known format that is not read */
+    MemberKind kind;
+    bool is_read;
 } Extension;
 
 static const Extension extensions[] = {
-    {"txt", MEMBER_KIND_CAPTION}, {"json", MEMBER_KIND_JSON},  {"png", MEMBER_KIND_IMAGE},
-    {"jpg", MEMBER_KIND_IMAGE},   {"jpeg", MEMBER_KIND_IMAGE}, {"webp", MEMBER_KIND_NONE},
-    {"gif", MEMBER_KIND_NONE},    {"bmp", MEMBER_KIND_NONE},   {"tif", MEMBER_KIND_NONE},
-    {"tiff", MEMBER_KIND_NONE},   {"avif", MEMBER_KIND_NONE},  {"heic", MEMBER_KIND_NONE},
+    {"txt", MEMBER_KIND_CAPTION, true}, {"json", MEMBER_KIND_JSON, true},
+    {"png", MEMBER_KIND_IMAGE, true},   {"jpg", MEMBER_KIND_IMAGE, true},
+    {"jpeg", MEMBER_KIND_IMAGE, true},  {"webp", MEMBER_KIND_IMAGE, false},
+    {"gif", MEMBER_KIND_IMAGE, false},  {"bmp", MEMBER_KIND_IMAGE, false},
+    {"tif", MEMBER_KIND_IMAGE, false},  {"tiff", MEMBER_KIND_IMAGE, false},
+    {"avif", MEMBER_KIND_IMAGE, false}, {"heic", MEMBER_KIND_IMAGE, false},
+    {"wav", MEMBER_KIND_AUDIO, true},   {"flac", MEMBER_KIND_AUDIO, true},
+    {"mp3", MEMBER_KIND_AUDIO, false},  {"ogg", MEMBER_KIND_AUDIO, false},
+    {"oga", MEMBER_KIND_AUDIO, false},  {"opus", MEMBER_KIND_AUDIO, false},
+    {"m4a", MEMBER_KIND_AUDIO, false},  {"aac", MEMBER_KIND_AUDIO, false},
+    {"aiff", MEMBER_KIND_AUDIO, false},
 };
 
 static const Extension *find_extension(const char *text)
@@ -59,18 +67,20 @@ Status member_name_parse(const char *name, MemberName *parsed_out)
     if (!extension) {
         return STATUS_OK;
     }
-    if (extension->kind == MEMBER_KIND_NONE) {
-        return fail(STATUS_UNSUPPORTED, "pictures of type .%s are not read; PNG and JPEG are",
-                    extension->text);
+    if (!extension->is_read) {
+        bool is_image = extension->kind == MEMBER_KIND_IMAGE;
+        return fail(STATUS_UNSUPPORTED, "%s of type .%s are not read; %s are",
+                    is_image ? "pictures" : "sounds", extension->text,
+                    is_image ? "PNG and JPEG" : "WAV and FLAC");
     }
     if (last != dot) {
-        bool is_image = extension->kind == MEMBER_KIND_IMAGE;
-        parsed_out->number = is_image ? parse_number(dot + 1, last) : -1;
+        bool is_item = extension->kind == MEMBER_KIND_IMAGE || extension->kind == MEMBER_KIND_AUDIO;
+        parsed_out->number = is_item ? parse_number(dot + 1, last) : -1;
         if (parsed_out->number < 0) {
             return fail(STATUS_INVALID,
                         "the key ends at the first dot, so \".%s\" is the extension; rename the "
-                        "member without a dot in its base name (several pictures of a sample are "
-                        ".0.png, .1.png, ...)",
+                        "member without a dot in its base name (several pictures or clips of a "
+                        "sample are .0.png, .1.png, ... or .0.wav, ...)",
                         dot + 1);
         }
     }

@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 enum {
-    MEMBER_SUFFIX_BYTES = 12,  /* "9999.jpeg" and a zero */
-    MEMBER_IMAGES_MAX = 10000, /* of one sample */
+    MEMBER_SUFFIX_BYTES = 12, /* "9999.jpeg" and a zero */
+    MEMBER_ITEMS_MAX = 10000, /* images, or clips, of one sample */
 };
 
 typedef enum MemberKind {
@@ -21,17 +21,18 @@ typedef enum MemberKind {
     MEMBER_KIND_CAPTION,
     MEMBER_KIND_JSON,
     MEMBER_KIND_IMAGE,
+    MEMBER_KIND_AUDIO,
 } MemberKind;
 
 typedef struct MemberName {
     MemberKind kind;
     size_t key_bytes;   /* the key is the beginning of the name */
     const char *suffix; /* after the key's dot; borrowed from the name */
-    int32_t number;     /* of an image ".3.png"; -1 for ".png" */
+    int32_t number;     /* of an image ".3.png" or a clip; -1 for ".png" */
 } MemberName;
 
 /* STATUS_INVALID, STATUS_UNSUPPORTED: a name that would lose data in silence: a second dot in the
- * base name, a picture of another format. */
+ * base name, a picture or a sound of another format. */
 Status member_name_parse(const char *name, MemberName *parsed_out) STATUS_CHECKED;
 
 #endif

@@ -1,56 +1,132 @@
 #include "data/prompt.h"
 
-#include "data/dataset.h"
-
 #include <string.h>
 
-#define PROMPT_MARK "<image>"
+typedef struct Mark {
+    const char *text;
+    const char *items; /* what it stands for, in words */
+    int32_t token;
+} Mark;
 
-enum {
-    MARK_BYTES = sizeof PROMPT_MARK - 1
+static const Mark marks[SAMPLE_MEDIA_COUNT] = {
+    [SAMPLE_MEDIA_IMAGE] = {"<image>", "images", TOKEN_IMAGE},
+    [SAMPLE_MEDIA_AUDIO] = {"<audio>", "audio clips", TOKEN_AUDIO},
 };
 
-static int64_t count_marks(const char *prompt)
+/* The media whose mark stands at `at`, or SAMPLE_MEDIA_COUNT. */
+static int mark_at(const char *at)
 {
-    int64_t marks = 0;
-    const char *at = strstr(prompt, PROMPT_MARK);
-    while (at) {
-        marks++;
-        at = strstr(at + MARK_BYTES, PROMPT_MARK);
+    int media = 0;
+    while (media < SAMPLE_MEDIA_COUNT &&
+           strncmp(at, marks[media].text, strlen(marks[media].text)) != 0) {
+        media++;
     }
-    return marks;
+    return media;
 }
 
-Status prompt_count_tokens(const char *prompt, int64_t num_images, int64_t rows_per_image,
-                           int64_t *count_out)
+/* Past the mark or the byte at `at`. */
+static const char *step_over(const char *at, int media)
 {
-    int64_t marks = count_marks(prompt);
-    if ((marks == 0 && num_images > 0) || (marks > 1 && marks != num_images)) {
-        return fail(STATUS_INVALID,
-                    "the prompt has %lld %s marks for %lld images; it needs one for all of them, "
-                    "or one each",
-                    (long long)marks, PROMPT_MARK, (long long)num_images);
+    return at + (media < SAMPLE_MEDIA_COUNT ? strlen(marks[media].text) : 1);
+}
+
+static Status check_marks(const int32_t *num_marks, const int32_t *num_items)
+{
+    for (int media = 0; media < SAMPLE_MEDIA_COUNT; media++) {
+        if ((num_marks[media] == 0 && num_items[media] > 0) ||
+            (num_marks[media] > 1 && num_marks[media] != num_items[media])) {
+            return fail(STATUS_INVALID,
+                        "the prompt has %d %s marks for %d %s; it needs one for all of them, or "
+                        "one each",
+                        num_marks[media], marks[media].text, num_items[media], marks[media].items);
+        }
     }
-    int64_t text_bytes = (int64_t)strlen(prompt) - marks * MARK_BYTES;
-    *count_out = text_bytes + num_images * rows_per_image;
     return STATUS_OK;
 }
 
-int32_t *prompt_write_tokens(const char *prompt, int64_t num_images, int64_t rows_per_image,
+/* The items of a mark, one after another; returns the token after them. */
+static int64_t place(SampleItem *items, int32_t num_items, int64_t token)
+{
+    for (int32_t i = 0; i < num_items; i++) {
+        items[i].first_token = token > INT32_MAX ? INT32_MAX : (int32_t)token;
+        token += items[i].rows;
+    }
+    return token;
+}
+
+/* Those of one media are in order already, and lists are short. */
+static void sort_items(SampleItem *items, int32_t num_items)
+{
+    for (int32_t i = 1; i < num_items; i++) {
+        SampleItem item = items[i];
+        int32_t at = i;
+        while (at > 0 && items[at - 1].first_token > item.first_token) {
+            items[at] = items[at - 1];
+            at--;
+        }
+        items[at] = item;
+    }
+}
+
+Status prompt_place_items(const char *prompt, SampleItem *items, int32_t num_items,
+                          int64_t *tokens_out)
+{
+    int32_t num_marks[SAMPLE_MEDIA_COUNT + 1] = {0};
+    int32_t counts[SAMPLE_MEDIA_COUNT] = {0};
+    SampleItem *next[SAMPLE_MEDIA_COUNT] = {0}; /* of each media: the first that has no place yet */
+    for (const char *at = prompt; *at; at = step_over(at, mark_at(at))) {
+        num_marks[mark_at(at)]++;
+    }
+    for (int32_t i = num_items - 1; i >= 0; i--) {
+        CHECK(items[i].rows > 0);
+        CHECK(i == 0 || items[i - 1].media <= items[i].media);
+        counts[items[i].media]++;
+        next[items[i].media] = &items[i];
+    }
+    TRY(check_marks(num_marks, counts));
+    int64_t token = 1; /* after bos */
+    for (const char *at = prompt; *at; at = step_over(at, mark_at(at))) {
+        int media = mark_at(at);
+        if (media == SAMPLE_MEDIA_COUNT) {
+            token++;
+        } else if (counts[media] > 0) {
+            int32_t count = num_marks[media] == 1 ? counts[media] : 1;
+            token = place(next[media], count, token);
+            next[media] += count;
+        }
+    }
+    if (token > INT32_MAX) {
+        return fail(STATUS_INVALID, "the prompt and its rows make %lld tokens; at most %d fit",
+                    (long long)token, INT32_MAX);
+    }
+    sort_items(items, num_items);
+    *tokens_out = token;
+    return STATUS_OK;
+}
+
+int32_t *prompt_write_tokens(const char *prompt, const SampleItem *items, int32_t num_items,
                              int32_t *ids_out)
 {
-    int64_t marks = count_marks(prompt);
-    int64_t rows_per_mark = marks <= 1 ? num_images * rows_per_image : rows_per_image;
+    int32_t *end = ids_out;
+    int32_t item = 0;
     const char *at = prompt;
-    while (*at) {
-        if (strncmp(at, PROMPT_MARK, MARK_BYTES) != 0) {
-            *ids_out++ = (uint8_t)*at++;
-            continue;
+    *end++ = TOKEN_BOS;
+    for (;;) {
+        while (item < num_items && items[item].first_token == end - ids_out) {
+            for (int32_t row = 0; row < items[item].rows; row++) {
+                *end++ = marks[items[item].media].token;
+            }
+            item++;
         }
-        for (int64_t i = 0; i < rows_per_mark; i++) {
-            *ids_out++ = TOKEN_IMAGE;
+        if (!*at) {
+            break;
         }
-        at += MARK_BYTES;
+        int media = mark_at(at);
+        if (media == SAMPLE_MEDIA_COUNT) {
+            *end++ = (uint8_t)*at;
+        }
+        at = step_over(at, media);
     }
-    return ids_out;
+    CHECK(item == num_items);
+    return end;
 }

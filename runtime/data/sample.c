@@ -1,6 +1,7 @@
 #include "data/sample.h"
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "data/shard.h"
 
@@ -59,23 +60,24 @@ static Status read_text(const Dataset *dataset, const Sample *sample, const Memb
 static Status read_caption_member(const Dataset *dataset, const Sample *sample, SampleText *text)
 {
     const Member *member = &sample->caption;
-    if (member->size_bytes > (int64_t)dataset->max_tokens + 2) {
+    if (member->size_bytes > (int64_t)dataset->options.max_tokens + 2) {
         return sample_fail(
             dataset, sample, member,
             fail(STATUS_INVALID,
                  "the caption has %lld bytes, one token each; at most %d tokens fit in a sample",
-                 (long long)member->size_bytes, dataset->max_tokens));
+                 (long long)member->size_bytes, dataset->options.max_tokens));
     }
-    TRY(read_text(dataset, sample, member, &text->caption));
-    size_t length = strlen(text->caption);
+    TRY(read_text(dataset, sample, member, &text->own_caption));
+    char *caption = text->own_caption;
+    size_t length = strlen(caption);
     if ((int64_t)length != member->size_bytes) {
         return sample_fail(dataset, sample, member,
                            fail(STATUS_CORRUPT, "a zero byte at byte %zu of a text", length));
     }
-    if (length > 0 && text->caption[length - 1] == '\n') {
-        text->caption[--length] = '\0';
-        if (length > 0 && text->caption[length - 1] == '\r') {
-            text->caption[--length] = '\0';
+    if (length > 0 && caption[length - 1] == '\n') {
+        caption[--length] = '\0';
+        if (length > 0 && caption[length - 1] == '\r') {
+            caption[--length] = '\0';
         }
     }
     return STATUS_OK;
@@ -108,10 +110,10 @@ static Status parse_json_text(const Sample *sample, const char *json, size_t siz
         status = fail(STATUS_INVALID, "expected an object {\"caption\": ...}");
     }
     if (status == STATUS_OK) {
-        status = copy_json_text(root, "prompt", &text->prompt);
+        status = copy_json_text(root, "prompt", &text->own_prompt);
     }
     if (status == STATUS_OK && !sample->caption.suffix[0]) {
-        status = copy_json_text(root, "caption", &text->caption);
+        status = copy_json_text(root, "caption", &text->own_caption);
     }
     json_decref(root);
     TRY(status);
@@ -146,22 +148,46 @@ Status sample_text_read(const Dataset *dataset, const Sample *sample, SampleText
     if (sample->json.suffix[0]) {
         TRY(read_json_member(dataset, sample, text_out));
     }
-    if (!text_out->caption || !text_out->caption[0]) {
+    if (!text_out->own_caption || !text_out->own_caption[0]) {
         return sample_fail(dataset, sample, NULL,
                            fail(STATUS_INVALID,
                                 "no caption: expected a member .txt, or .json with \"caption\", "
                                 "that is not empty"));
     }
-    if (!text_out->prompt) {
-        TRY(memory_copy_text(dataset->prompt, &text_out->prompt));
-    }
+    text_out->caption = text_out->own_caption;
     text_out->caption_bytes = (int64_t)strlen(text_out->caption);
+    text_out->prompt = text_out->own_prompt ? text_out->own_prompt : dataset->prompt;
     return STATUS_OK;
 }
 
 void sample_text_done(SampleText *text)
 {
-    memory_free(text->prompt);
-    memory_free(text->caption);
+    memory_free(text->own_prompt);
+    memory_free(text->own_caption);
     *text = (SampleText){0};
+}
+
+uint64_t sample_text_hash(const SampleText *text)
+{
+    uint64_t hash = hash_bytes(HASH_SEED, text->prompt, strlen(text->prompt) + 1);
+    return hash_bytes(hash, text->caption, (size_t)text->caption_bytes);
+}
+
+Status sample_text_get(const Dataset *dataset, const Sample *sample, SampleText *text_out)
+{
+    *text_out = (SampleText){0};
+    if (sample->caption_at >= 0) {
+        text_out->caption = dataset->texts + sample->caption_at;
+        text_out->caption_bytes =
+            sample->info.num_labels - 1; /* its bytes and eos are the labels */
+        text_out->prompt =
+            sample->prompt_at >= 0 ? dataset->texts + sample->prompt_at : dataset->prompt;
+        return STATUS_OK;
+    }
+    TRY(sample_text_read(dataset, sample, text_out));
+    if (sample_text_hash(text_out) != sample->text_hash) {
+        return sample_fail(dataset, sample, NULL,
+                           fail(STATUS_CORRUPT, "its text changed after the data set was opened"));
+    }
+    return STATUS_OK;
 }

@@ -8,15 +8,23 @@
 
 /* Prompt and caption of a sample as its members say. */
 typedef struct SampleText {
-    char *prompt;  /* owned; the job's where the sample has none */
-    char *caption; /* owned, without zero bytes */
+    const char *prompt;  /* the job's where the sample has none */
+    const char *caption; /* not empty, without zero bytes */
     int64_t caption_bytes;
+    char *own_prompt; /* owned, as far as they were read from members */
+    char *own_caption;
 } SampleText;
 
 /* Reads the text members. sample_text_done in every case. */
 Status sample_text_read(const Dataset *dataset, const Sample *sample,
                         SampleText *text_out) STATUS_CHECKED;
 void sample_text_done(SampleText *text);
+
+/* The text as it was when the dataset was opened: kept ones cost nothing, others are read again, and
+ * STATUS_CORRUPT when they changed since. sample_text_done in every case. */
+Status sample_text_get(const Dataset *dataset, const Sample *sample,
+                       SampleText *text_out) STATUS_CHECKED;
+uint64_t sample_text_hash(const SampleText *text);
 
 /* Reads the first `size_bytes` of a member. The message names neither shard nor sample:
  * sample_fail. */

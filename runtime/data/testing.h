@@ -1,4 +1,4 @@
-/* Testing: pictures and tars for the tests of this folder, made without the code under test.
+/* Testing: pictures, sounds and tars for the tests of this folder, made without the code under test.
  * Threading: pure functions.
  */
 #ifndef DATA_TESTING_H
@@ -130,6 +130,45 @@ static inline void testing_jpeg_orient(TestingFile *file, int orientation)
     memmove(file->bytes + 2 + sizeof block, file->bytes + 2, file->size_bytes - 2);
     memcpy(file->bytes + 2, block, sizeof block);
     file->size_bytes += sizeof block;
+}
+
+static inline void testing_append_little(TestingFile *file, uint32_t value, int size_bytes)
+{
+    uint8_t bytes[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16),
+                        (uint8_t)(value >> 24)};
+    testing_append(file, bytes, (size_t)size_bytes);
+}
+
+/* The header of a WAV file: `coding` 1 PCM, 3 floats, 7 u-law. */
+static inline void testing_wav_begin(TestingFile *file, int coding, int bits, int rate,
+                                     int channels, int frames)
+{
+    int frame_bytes = channels * bits / 8;
+    int data_bytes = frames * frame_bytes;
+    file->size_bytes = 0;
+    testing_append(file, "RIFF", 4);
+    testing_append_little(file, (uint32_t)(36 + data_bytes), 4);
+    testing_append(file, "WAVEfmt ", 8);
+    testing_append_little(file, 16, 4);
+    testing_append_little(file, (uint32_t)coding, 2);
+    testing_append_little(file, (uint32_t)channels, 2);
+    testing_append_little(file, (uint32_t)rate, 4);
+    testing_append_little(file, (uint32_t)(rate * frame_bytes), 4);
+    testing_append_little(file, (uint32_t)frame_bytes, 2);
+    testing_append_little(file, (uint32_t)bits, 2);
+    testing_append(file, "data", 4);
+    testing_append_little(file, (uint32_t)data_bytes, 4);
+}
+
+/* 16-bit PCM: a noise that depends on the place and the channel only. */
+static inline void testing_wav(TestingFile *file, int rate, int channels, int frames)
+{
+    testing_wav_begin(file, 1, 16, rate, channels, frames);
+    for (int i = 0; i < frames; i++) {
+        for (int c = 0; c < channels; c++) {
+            testing_append_little(file, (uint32_t)((i * 7919 + c * 31) % 20011 - 10000), 2);
+        }
+    }
 }
 
 typedef struct TestingTar {

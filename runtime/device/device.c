@@ -2,6 +2,7 @@
 
 #include "device/device_cpu.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 typedef struct Backend {
@@ -34,14 +35,25 @@ void device_close(Device *device)
 Status device_alloc(Device *device, int64_t size_bytes, void **memory_out)
 {
     CHECK(size_bytes >= 0);
-    return device->ops->alloc(device, size_bytes, memory_out);
+    TRY(device->ops->alloc(device, size_bytes, memory_out));
+    int64_t now = atomic_fetch_add(&device->allocated_bytes, size_bytes) + size_bytes;
+    int64_t peak = atomic_load(&device->peak_bytes);
+    while (now > peak && !atomic_compare_exchange_weak(&device->peak_bytes, &peak, now)) {
+    }
+    return STATUS_OK;
 }
 
 void device_free(Device *device, void *memory, int64_t size_bytes)
 {
     if (memory) {
+        atomic_fetch_sub(&device->allocated_bytes, size_bytes);
         device->ops->free(device, memory, size_bytes);
     }
+}
+
+void device_reset_peak(Device *device)
+{
+    atomic_store(&device->peak_bytes, atomic_load(&device->allocated_bytes));
 }
 
 Status device_alloc_host(Device *device, int64_t size_bytes, void **memory_out)

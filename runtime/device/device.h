@@ -52,6 +52,10 @@ typedef struct DeviceOps {
 
 struct Device {
     const DeviceOps *ops;
+    /* Device memory that is allocated now, and the most there was since the device was opened or
+     * device_reset_peak. */
+    _Atomic int64_t allocated_bytes;
+    _Atomic int64_t peak_bytes;
 };
 
 struct Stream {
@@ -65,6 +69,8 @@ void device_close(Device *device);
 
 Status device_alloc(Device *device, int64_t size_bytes, void **memory_out) STATUS_CHECKED;
 void device_free(Device *device, void *memory, int64_t size_bytes);
+/* The peak begins anew at what is allocated now. */
+void device_reset_peak(Device *device);
 Status device_alloc_host(Device *device, int64_t size_bytes, void **memory_out) STATUS_CHECKED;
 void device_free_host(Device *device, void *memory, int64_t size_bytes);
 Status stream_create(Device *device, Stream **stream_out) STATUS_CHECKED;

@@ -71,10 +71,30 @@ static void test_refusals(void **state)
     device_close(NULL);
 }
 
+/* What is allocated is counted, and the most that was. */
+static void test_counts(void **state)
+{
+    (void)state;
+    Device *device = NULL;
+    void *memory[2] = {NULL, NULL};
+    assert_int_equal(device_open("cpu", 0, &device), STATUS_OK);
+    assert_int_equal(device_alloc(device, 1000, &memory[0]), STATUS_OK);
+    assert_int_equal(device_alloc(device, 500, &memory[1]), STATUS_OK);
+    device_free(device, memory[0], 1000);
+    assert_int_equal(device->allocated_bytes, 500);
+    assert_int_equal(device->peak_bytes, 1500);
+    device_reset_peak(device);
+    assert_int_equal(device->peak_bytes, 500);
+    device_free(device, memory[1], 500);
+    assert_int_equal(device->allocated_bytes, 0);
+    device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_streams_events),
+        cmocka_unit_test(test_counts),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,6 +17,8 @@ static const char good_text[] =
     "  vision: {image_size: 64, patch_size: 16, width: 128, layers: 3, heads: 4, activation: "
     "GELU}\n"
     "  projector: {}\n"
+    "  audio: {mels: 128, width: 64, max_seconds: 12.5}\n"
+    "  audio_projector: {width: 48}\n"
     "  llm: {width: 128, layers: 3, heads: 4, kv_heads: 2, mlp_width: 384, tied_head: true}\n"
     "data:\n"
     "  train: [a.tar, 'b-*.tar']\n"
@@ -26,11 +28,16 @@ static const char good_text[] =
     "  - name: llm\n"
     "    pool: llms\n"
     "    tp: 2\n"
+    "    sequence_parallel: true\n"
+    "    virtual_stages: 2\n"
+    "    recompute: SELECTIVE\n"
     "pools:\n"
     "  - {name: encoders, role: encoder, selector: {zone: north, disk: fast}}\n"
     "  - {name: llms, role: llm}\n"
-    "training: {steps: 300, global_batch: 32, seed: 18446744073709551615}\n"
-    "optimizer: {kind: ADAMW, learning_rate: 1e-3}\n"
+    "training: {steps: 300, global_batch: 32, seed: 18446744073709551615,\n"
+    "           frozen: [vision_tower.*, \"*.bias\"]}\n"
+    "optimizer: {kind: ADAMW, learning_rate: 1e-3, sharding: ZERO1}\n"
+    "row_cache: {directory: /tmp/rows, size_bytes_max: 5000000000}\n"
     "timeouts: {start: 5m, transfer: 1h30m, step: 1.5s, drain: 250ms}\n"
     "priority: -3\n";
 
@@ -61,6 +68,18 @@ static void every_kind_of_field_is_read(void **state)
     assert_string_equal(spec->pools[0]->selector[1]->value, "fast");
     assert_true(spec->training->seed == UINT64_MAX);
     assert_true(spec->optimizer->learning_rate == 1e-3);
+    assert_int_equal(spec->model->audio->mels, 128);
+    assert_true(spec->model->audio->max_seconds == 12.5);
+    assert_int_equal(spec->model->audio_projector->width, 48);
+    assert_true(spec->modules[1]->sequence_parallel);
+    assert_int_equal(spec->modules[1]->virtual_stages, 2);
+    assert_int_equal(spec->modules[1]->recompute, VIADUCT__V1__MODULE_SPEC__RECOMPUTE__SELECTIVE);
+    assert_int_equal(spec->training->n_frozen, 2);
+    assert_string_equal(spec->training->frozen[0], "vision_tower.*");
+    assert_string_equal(spec->training->frozen[1], "*.bias");
+    assert_int_equal(spec->optimizer->sharding, VIADUCT__V1__OPTIMIZER_SPEC__SHARDING__ZERO1);
+    assert_string_equal(spec->row_cache->directory, "/tmp/rows");
+    assert_true(spec->row_cache->size_bytes_max == INT64_C(5000000000));
     assert_int_equal(message_duration_ms(spec->timeouts->start), 300000);
     assert_int_equal(message_duration_ms(spec->timeouts->transfer), 5400000);
     assert_int_equal(message_duration_ms(spec->timeouts->step), 1500);
@@ -118,6 +137,12 @@ static void bad_files_are_explained(void **state)
         {"training: {seed: -1}", "from 0 to 18446744073709551615"},
         {"training: {deterministic_reduction: yes}", "expected true or false, got \"yes\""},
         {"optimizer: {kind: ADAM}", "expected one of ADAMW, SGD, got \"ADAM\""},
+        {"optimizer: {sharding: ZERO3}", "expected one of NONE, ZERO1, got \"ZERO3\""},
+        {"modules: [{recompute: SOME}]", "expected one of NONE, SELECTIVE, FULL, got \"SOME\""},
+        {"modules: [{sequence_parallel: 1}]", "expected true or false, got \"1\""},
+        {"training: {frozen: vision_tower.*}", "training.frozen: expected a list"},
+        {"training: {frozen: [*x]}", "aliases (*name) are not supported"},
+        {"row_cache: {size_bytes_max: 1GiB}", "expected a whole number"},
         {"optimizer: {learning_rate: fast}", "optimizer.learning_rate: expected a number"},
         {"optimizer: {learning_rate: nan}", "expected a finite number"},
         {"optimizer: {learning_rate: 1e999}", "expected a finite number"},

@@ -13,8 +13,11 @@ enum {
     WIDTH_MAX = 1 << 16,
     LAYERS_MAX = 1024,
     IMAGE_SIZE_MAX = 4096,
+    MELS_MAX = 512,
     VOCABULARY_MAX = 1 << 22,
     AXIS_MAX = 4096,
+    RANKS_MAX = 65536, /* of one module */
+    VIRTUAL_STAGES_MAX = 16,
     BATCH_MAX = 1 << 20,
     LEASE_MS = 10000,
     DRAIN_MS_MAX = 24 * 3600 * 1000
@@ -36,21 +39,28 @@ enum {
         }                                                                           \
     } while (0)
 
-static Status resolve_model(JobSpec *spec)
+static void resolve_vision(VisionSpec *vision)
 {
-    ENSURE(spec->model, viaduct__v1__model_spec__descriptor);
-    ModelSpec *model = spec->model;
-    ENSURE(model->vision, viaduct__v1__vision_spec__descriptor);
-    ENSURE(model->projector, viaduct__v1__projector_spec__descriptor);
-    ENSURE(model->llm, viaduct__v1__decoder_spec__descriptor);
-    VisionSpec *vision = model->vision;
     if (vision->width > 0 && vision->width <= WIDTH_MAX) {
         DEFAULT_TO(vision->mlp_width, 4 * vision->width);
     }
     DEFAULT_TO(vision->activation, VIADUCT__V1__ACTIVATION__QUICK_GELU);
     DEFAULT_TO(vision->feature_layer, -1);
     DEFAULT_TO(vision->norm_epsilon, 1e-5);
-    DecoderSpec *llm = model->llm;
+}
+
+static void resolve_audio(AudioSpec *audio)
+{
+    DEFAULT_TO(audio->mels, 80);
+    if (audio->width > 0 && audio->width <= WIDTH_MAX) {
+        DEFAULT_TO(audio->mlp_width, 4 * audio->width);
+    }
+    DEFAULT_TO(audio->max_seconds, 30.0);
+    DEFAULT_TO(audio->norm_epsilon, 1e-5);
+}
+
+static void resolve_decoder(DecoderSpec *llm)
+{
     DEFAULT_TO(llm->vocabulary, BYTES_VOCABULARY);
     DEFAULT_TO(llm->kv_heads, llm->heads);
     if (llm->heads > 0) {
@@ -59,11 +69,40 @@ static Status resolve_model(JobSpec *spec)
     DEFAULT_TO(llm->rope_theta, 10000.0);
     DEFAULT_TO(llm->norm_epsilon, 1e-5);
     DEFAULT_TO(llm->max_tokens, 2048);
-    DEFAULT_TO(model->projector->width, llm->width);
+}
+
+static Status resolve_model(JobSpec *spec)
+{
+    ENSURE(spec->model, viaduct__v1__model_spec__descriptor);
+    ModelSpec *model = spec->model;
+    ENSURE(model->llm, viaduct__v1__decoder_spec__descriptor);
+    resolve_decoder(model->llm);
+    if (job_spec_module(spec, "vision")) {
+        ENSURE(model->vision, viaduct__v1__vision_spec__descriptor);
+        ENSURE(model->projector, viaduct__v1__projector_spec__descriptor);
+        resolve_vision(model->vision);
+        DEFAULT_TO(model->projector->width, model->llm->width);
+    }
+    if (job_spec_module(spec, "audio")) {
+        ENSURE(model->audio, viaduct__v1__audio_spec__descriptor);
+        ENSURE(model->audio_projector, viaduct__v1__projector_spec__descriptor);
+        resolve_audio(model->audio);
+        DEFAULT_TO(model->audio_projector->width, model->llm->width);
+    }
     return STATUS_OK;
 }
 
-static Status resolve_layout(JobSpec *spec)
+static int count_modules(const JobSpec *spec, const PoolSpec *pool)
+{
+    int count = 0;
+    for (size_t i = 0; i < spec->n_modules; i++) {
+        count += strcmp(spec->modules[i]->pool, pool->name) == 0;
+    }
+    return count;
+}
+
+/* A replica is a group; modules that share a pool are one group together. */
+static void resolve_layout(JobSpec *spec)
 {
     for (size_t i = 0; i < spec->n_modules; i++) {
         ModuleSpec *module = spec->modules[i];
@@ -71,16 +110,31 @@ static Status resolve_layout(JobSpec *spec)
         DEFAULT_TO(module->cp, 1);
         DEFAULT_TO(module->pp, 1);
         DEFAULT_TO(module->dp, 1);
+        DEFAULT_TO(module->virtual_stages, 1);
+        DEFAULT_TO(module->recompute, VIADUCT__V1__MODULE_SPEC__RECOMPUTE__NONE);
         for (size_t j = 0; j < spec->n_pools; j++) {
             PoolSpec *pool = spec->pools[j];
             if (strcmp(pool->name, module->pool) == 0) {
-                DEFAULT_TO(pool->desired_groups, module->dp);
+                DEFAULT_TO(pool->desired_groups, count_modules(spec, pool) > 1 ? 1 : module->dp);
                 DEFAULT_TO(pool->min_groups, pool->desired_groups);
                 DEFAULT_TO(pool->max_groups, pool->desired_groups);
             }
         }
     }
-    return STATUS_OK;
+}
+
+/* A mark for each encoder. */
+static Status resolve_prompt(JobSpec *spec)
+{
+    bool has_vision = job_spec_module(spec, "vision") != NULL;
+    bool has_audio = job_spec_module(spec, "audio") != NULL;
+    if (spec->data->prompt[0] || (!has_vision && !has_audio)) {
+        return STATUS_OK;
+    }
+    const char *marks = has_vision && has_audio ? "<image><audio>"
+                        : has_vision            ? "<image>"
+                                                : "<audio>";
+    return message_set_text(&spec->data->prompt, marks);
 }
 
 static Status resolve_training(JobSpec *spec)
@@ -88,9 +142,7 @@ static Status resolve_training(JobSpec *spec)
     ENSURE(spec->data, viaduct__v1__data_spec__descriptor);
     DEFAULT_TO(spec->data->tokenizer, VIADUCT__V1__TOKENIZER__BYTES);
     DEFAULT_TO(spec->data->loader_threads, 1);
-    if (!spec->data->prompt[0]) {
-        TRY(message_set_text(&spec->data->prompt, "<image>"));
-    }
+    TRY(resolve_prompt(spec));
     ENSURE(spec->training, viaduct__v1__training_spec__descriptor);
     DEFAULT_TO(spec->training->microbatches, 1);
     DEFAULT_TO(spec->training->seed, 1);
@@ -101,6 +153,9 @@ static Status resolve_training(JobSpec *spec)
     DEFAULT_TO(optimizer->beta1, 0.9);
     DEFAULT_TO(optimizer->beta2, 0.95);
     DEFAULT_TO(optimizer->epsilon, 1e-8);
+    DEFAULT_TO(optimizer->sharding, VIADUCT__V1__OPTIMIZER_SPEC__SHARDING__NONE);
+    ENSURE(spec->row_cache, viaduct__v1__row_cache_spec__descriptor);
+    DEFAULT_TO(spec->row_cache->size_bytes_max, INT64_C(1) << 30);
     ENSURE(spec->checkpoint, viaduct__v1__checkpoint_spec__descriptor);
     DEFAULT_TO(spec->checkpoint->keep, 2);
     ENSURE(spec->evaluation, viaduct__v1__evaluation_spec__descriptor);
@@ -130,7 +185,7 @@ static Status resolve_timeouts(JobSpec *spec)
 Status job_spec_resolve(JobSpec *spec)
 {
     TRY(resolve_model(spec));
-    TRY(resolve_layout(spec));
+    resolve_layout(spec);
     TRY(resolve_training(spec));
     TRY(resolve_timeouts(spec));
     DEFAULT_TO(spec->transport, VIADUCT__V1__TRANSPORT__TRANSPORT_HOST);
@@ -211,6 +266,26 @@ static void check_vision(Problems *problems, const VisionSpec *vision)
     }
 }
 
+static void check_audio(Problems *problems, const AudioSpec *audio)
+{
+    check_range(problems, "model.audio.mels", audio->mels, 1, MELS_MAX);
+    check_range(problems, "model.audio.width", audio->width, 1, WIDTH_MAX);
+    check_range(problems, "model.audio.layers", audio->layers, 1, LAYERS_MAX);
+    check_range(problems, "model.audio.heads", audio->heads, 1, WIDTH_MAX);
+    check_range(problems, "model.audio.mlp_width", audio->mlp_width, 1, INT64_C(16) * WIDTH_MAX);
+    check_real(problems, "model.audio.max_seconds", audio->max_seconds, 0.01, 3600.0);
+    check_real(problems, "model.audio.norm_epsilon", audio->norm_epsilon, 1e-12, 1.0);
+    if (audio->heads > 0 && audio->width % audio->heads != 0) {
+        add(problems, "model.audio.width", "is %d, expected a multiple of heads %d", audio->width,
+            audio->heads);
+    }
+    if (audio->width % 2 != 0) {
+        add(problems, "model.audio.width",
+            "is %d, expected an even number: its positions are pairs of sine and cosine",
+            audio->width);
+    }
+}
+
 static void check_decoder(Problems *problems, const DecoderSpec *llm)
 {
     check_range(problems, "model.llm.vocabulary", llm->vocabulary, BYTES_VOCABULARY,
@@ -234,13 +309,17 @@ static void check_decoder(Problems *problems, const DecoderSpec *llm)
     }
 }
 
-static void check_model(Problems *problems, const JobSpec *spec)
+/* What the model has and no module runs would be ignored. */
+static void check_unused(Problems *problems, const char *field, const void *given,
+                         const char *module)
 {
-    const ModelSpec *model = spec->model;
-    check_vision(problems, model->vision);
-    check_decoder(problems, model->llm);
-    check_range(problems, "model.projector.width", model->projector->width, 1,
-                INT64_C(16) * WIDTH_MAX);
+    if (given) {
+        add(problems, field, "is given, but modules has no \"%s\"", module);
+    }
+}
+
+static void check_image_rows(Problems *problems, const ModelSpec *model)
+{
     const VisionSpec *vision = model->vision;
     if (vision->patch_size > 0 && vision->image_size > 0) {
         int64_t side = vision->image_size / vision->patch_size;
@@ -252,17 +331,37 @@ static void check_model(Problems *problems, const JobSpec *spec)
     }
 }
 
-static void check_files(Problems *problems, const char *field, char *const *paths, size_t count,
-                        bool is_needed)
+static void check_model(Problems *problems, const JobSpec *spec)
+{
+    const ModelSpec *model = spec->model;
+    check_decoder(problems, model->llm);
+    if (job_spec_module(spec, "vision")) {
+        check_vision(problems, model->vision);
+        check_range(problems, "model.projector.width", model->projector->width, 1,
+                    INT64_C(16) * WIDTH_MAX);
+        check_image_rows(problems, model);
+    } else {
+        check_unused(problems, "model.vision", model->vision, "vision");
+        check_unused(problems, "model.projector", model->projector, "vision");
+    }
+    if (job_spec_module(spec, "audio")) {
+        check_audio(problems, model->audio);
+        check_range(problems, "model.audio_projector.width", model->audio_projector->width, 1,
+                    INT64_C(16) * WIDTH_MAX);
+    } else {
+        check_unused(problems, "model.audio", model->audio, "audio");
+        check_unused(problems, "model.audio_projector", model->audio_projector, "audio");
+    }
+}
+
+static void check_texts(Problems *problems, const char *field, char *const *texts, size_t count,
+                        const char *expected)
 {
     char name[64];
-    if (is_needed && count == 0) {
-        add(problems, field, "is empty, expected at least one path of a tar shard");
-    }
     for (size_t i = 0; i < count; i++) {
-        if (!paths[i][0]) {
+        if (!texts[i][0]) {
             snprintf(name, sizeof name, "%s[%zu]", field, i);
-            add(problems, name, "is empty, expected a path");
+            add(problems, name, "is empty, expected %s", expected);
         }
     }
 }
@@ -272,19 +371,62 @@ static void check_axes(Problems *problems, const ModuleSpec *module, const char 
     const struct {
         const char *name;
         int value;
-        bool is_built;
-    } axes[] = {{"tp", module->tp, true},
-                {"cp", module->cp, false},
-                {"pp", module->pp, false},
-                {"dp", module->dp, true}};
+    } axes[] = {{"tp", module->tp}, {"cp", module->cp}, {"pp", module->pp}, {"dp", module->dp}};
     char name[96];
+    int64_t ranks = 1;
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
         snprintf(name, sizeof name, "%s.%s", field, axes[i].name);
         check_range(problems, name, axes[i].value, 1, AXIS_MAX);
-        if (axes[i].value > 1 && !axes[i].is_built) {
-            add(problems, name, "not supported yet: %s greater than 1", axes[i].name);
-        }
+        /* Bad axes have their own problem; 4096^4 fits. */
+        ranks *= axes[i].value >= 1 && axes[i].value <= AXIS_MAX ? axes[i].value : 1;
     }
+    if (ranks > RANKS_MAX) {
+        add(problems, field,
+            "has tp %d, cp %d, pp %d and dp %d: %" PRId64 " ranks, expected at most %d", module->tp,
+            module->cp, module->pp, module->dp, ranks, RANKS_MAX);
+    }
+}
+
+/* Layers that a pipeline of the module can share out; 0 when that is not known. */
+static int layers_run(const ModelSpec *model, const char *module)
+{
+    int layers = 0;
+    if (strcmp(module, "vision") == 0) {
+        const VisionSpec *vision = model->vision;
+        int64_t feature = vision->feature_layer;
+        int64_t run = feature < 0 ? vision->layers + INT64_C(1) + feature : feature;
+        layers = run >= 1 && run <= vision->layers ? (int)run : 0;
+    } else if (strcmp(module, "audio") == 0) {
+        layers = model->audio->layers;
+    } else if (strcmp(module, "llm") == 0) {
+        layers = model->llm->layers;
+    }
+    return layers > 0 && layers <= LAYERS_MAX ? layers : 0;
+}
+
+static void check_pipeline(Problems *problems, const JobSpec *spec, const ModuleSpec *module,
+                           const char *field)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s.virtual_stages", field);
+    check_range(problems, name, module->virtual_stages, 1, VIRTUAL_STAGES_MAX);
+    if (module->virtual_stages > 1 && module->pp == 1) {
+        add(problems, name, "is %d, expected 1 where pp is 1: only a pipeline can be interleaved",
+            module->virtual_stages);
+    }
+    int layers = layers_run(spec->model, module->name);
+    int64_t parts = (int64_t)module->pp * module->virtual_stages;
+    bool is_known = layers > 0 && module->pp > 1 && module->virtual_stages >= 1;
+    if (is_known && parts > layers) {
+        snprintf(name, sizeof name, "%s.pp", field);
+        add(problems, name,
+            "is %d with virtual_stages %d: %" PRId64
+            " parts, expected at most the %d layers that the module runs",
+            module->pp, module->virtual_stages, parts, layers);
+    }
+    snprintf(name, sizeof name, "%s.recompute", field);
+    check_name(problems, name, (int)module->recompute,
+               &viaduct__v1__module_spec__recompute__descriptor);
 }
 
 static const PoolSpec *find_pool(const JobSpec *spec, const char *name)
@@ -297,6 +439,37 @@ static const PoolSpec *find_pool(const JobSpec *spec, const char *name)
     return NULL;
 }
 
+static bool is_encoder(const char *module)
+{
+    return strcmp(module, "vision") == 0 || strcmp(module, "audio") == 0;
+}
+
+static bool is_module(const char *module)
+{
+    return is_encoder(module) || strcmp(module, "llm") == 0;
+}
+
+/* Workers of role "encoder" serve encoders; those of role "llm" the decoder, and the encoders that
+ * share its pool. */
+static void check_role(Problems *problems, const JobSpec *spec, const ModuleSpec *module,
+                       const PoolSpec *pool, const char *name)
+{
+    const ModuleSpec *llm = job_spec_module(spec, "llm");
+    const char *expected = NULL;
+    if (is_encoder(module->name)) {
+        bool is_colocated = llm && strcmp(llm->pool, pool->name) == 0;
+        if (strcmp(pool->role, "encoder") != 0 && !is_colocated) {
+            expected = "a pool of role \"encoder\", or that of the module \"llm\"";
+        }
+    } else if (strcmp(module->name, "llm") == 0 && strcmp(pool->role, "llm") != 0) {
+        expected = "a pool of role \"llm\"";
+    }
+    if (expected) {
+        add(problems, name, "is \"%.60s\" with role \"%.30s\", expected %s", module->pool,
+            pool->role, expected);
+    }
+}
+
 static void check_module(Problems *problems, const JobSpec *spec, size_t index)
 {
     const ModuleSpec *module = spec->modules[index];
@@ -304,67 +477,44 @@ static void check_module(Problems *problems, const JobSpec *spec, size_t index)
     char name[96];
     snprintf(field, sizeof field, "modules[%zu]", index);
     snprintf(name, sizeof name, "%s.name", field);
-    bool is_vision = strcmp(module->name, "vision") == 0;
-    bool is_llm = strcmp(module->name, "llm") == 0;
-    if (!is_vision && !is_llm) {
-        add(problems, name, "is \"%.60s\", expected \"vision\" or \"llm\"", module->name);
-    }
-    check_axes(problems, module, field);
-    snprintf(name, sizeof name, "%s.pool", field);
-    const PoolSpec *pool = find_pool(spec, module->pool);
-    if (!pool) {
-        add(problems, name, "is \"%.60s\", which pools does not have", module->pool);
-        return;
-    }
-    const char *role = is_vision ? "encoder" : "llm";
-    if ((is_vision || is_llm) && strcmp(pool->role, role) != 0) {
-        add(problems, name, "is \"%.60s\" with role \"%.30s\", expected a pool of role \"%s\"",
-            module->pool, pool->role, role);
+    if (!is_module(module->name)) {
+        add(problems, name, "is \"%.60s\", expected \"vision\", \"audio\" or \"llm\"",
+            module->name);
     }
     for (size_t i = 0; i < index; i++) {
-        if (strcmp(spec->modules[i]->pool, module->pool) == 0) {
-            add(problems, name, "not supported yet: colocation, two modules on the pool \"%.60s\"",
-                module->pool);
-        }
         if (strcmp(spec->modules[i]->name, module->name) == 0) {
-            snprintf(name, sizeof name, "%s.name", field);
             add(problems, name, "is \"%.60s\" a second time", module->name);
+            break;
         }
+    }
+    check_axes(problems, module, field);
+    check_pipeline(problems, spec, module, field);
+    snprintf(name, sizeof name, "%s.pool", field);
+    const PoolSpec *pool = find_pool(spec, module->pool);
+    if (pool) {
+        check_role(problems, spec, module, pool, name);
+    } else {
+        add(problems, name, "is \"%.60s\", which pools does not have", module->pool);
     }
 }
 
-static bool pool_is_used(const JobSpec *spec, const PoolSpec *pool)
-{
-    for (size_t i = 0; i < spec->n_modules; i++) {
-        if (strcmp(spec->modules[i]->pool, pool->name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void check_pool(Problems *problems, const JobSpec *spec, size_t index)
+/* The groups of a pool that one module has to itself are that module's replicas. */
+static void check_groups(Problems *problems, const JobSpec *spec, size_t index)
 {
     const PoolSpec *pool = spec->pools[index];
     char name[96];
-    snprintf(name, sizeof name, "pools[%zu].name", index);
-    if (!pool->name[0]) {
-        add(problems, name, "is empty, expected a name");
+    bool is_shared = count_modules(spec, pool) > 1;
+    bool is_one = pool->min_groups == 1 && pool->desired_groups == 1 && pool->max_groups == 1;
+    snprintf(name, sizeof name, "pools[%zu].min_groups", index);
+    if (is_shared && !is_one) {
+        add(problems, name,
+            "is %d with desired_groups %d and max_groups %d, expected 1 each: modules that share a "
+            "pool are one group",
+            pool->min_groups, pool->desired_groups, pool->max_groups);
     }
-    for (size_t i = 0; i < index; i++) {
-        if (strcmp(spec->pools[i]->name, pool->name) == 0) {
-            add(problems, name, "is \"%.60s\" a second time", pool->name);
-        }
-    }
-    if (!pool_is_used(spec, pool)) {
-        add(problems, name, "is \"%.60s\", which no module names", pool->name);
+    if (is_shared) {
         return;
     }
-    snprintf(name, sizeof name, "pools[%zu].role", index);
-    if (strcmp(pool->role, "encoder") != 0 && strcmp(pool->role, "llm") != 0) {
-        add(problems, name, "is \"%.60s\", expected \"encoder\" or \"llm\"", pool->role);
-    }
-    snprintf(name, sizeof name, "pools[%zu].min_groups", index);
     bool is_ordered = pool->min_groups >= 1 && pool->min_groups <= pool->desired_groups &&
                       pool->desired_groups <= pool->max_groups;
     if (!is_ordered) {
@@ -382,13 +532,34 @@ static void check_pool(Problems *problems, const JobSpec *spec, size_t index)
     }
 }
 
+static void check_pool(Problems *problems, const JobSpec *spec, size_t index)
+{
+    const PoolSpec *pool = spec->pools[index];
+    char name[96];
+    snprintf(name, sizeof name, "pools[%zu].name", index);
+    if (!pool->name[0]) {
+        add(problems, name, "is empty, expected a name");
+    }
+    for (size_t i = 0; i < index; i++) {
+        if (strcmp(spec->pools[i]->name, pool->name) == 0) {
+            add(problems, name, "is \"%.60s\" a second time", pool->name);
+        }
+    }
+    if (count_modules(spec, pool) == 0) {
+        add(problems, name, "is \"%.60s\", which no module names", pool->name);
+        return;
+    }
+    snprintf(name, sizeof name, "pools[%zu].role", index);
+    if (strcmp(pool->role, "encoder") != 0 && strcmp(pool->role, "llm") != 0) {
+        add(problems, name, "is \"%.60s\", expected \"encoder\" or \"llm\"", pool->role);
+    }
+    check_groups(problems, spec, index);
+}
+
 static void check_layout(Problems *problems, const JobSpec *spec)
 {
-    static const char *const needed[] = {"vision", "llm"};
-    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-        if (!job_spec_module(spec, needed[i])) {
-            add(problems, "modules", "has no module \"%s\"", needed[i]);
-        }
+    if (!job_spec_module(spec, "llm")) {
+        add(problems, "modules", "has no module \"llm\"");
     }
     for (size_t i = 0; i < spec->n_modules; i++) {
         check_module(problems, spec, i);
@@ -398,14 +569,8 @@ static void check_layout(Problems *problems, const JobSpec *spec)
     }
 }
 
-static void check_training(Problems *problems, const JobSpec *spec)
+static void check_optimizer(Problems *problems, const OptimizerSpec *optimizer)
 {
-    const TrainingSpec *training = spec->training;
-    check_range(problems, "training.steps", training->steps, 1, INT64_C(1) << 40);
-    check_range(problems, "training.global_batch", training->global_batch, 1, BATCH_MAX);
-    check_range(problems, "training.microbatches", training->microbatches, 1, BATCH_MAX);
-    check_range(problems, "training.encoder_window", training->encoder_window, 1, 1024);
-    const OptimizerSpec *optimizer = spec->optimizer;
     check_name(problems, "optimizer.kind", (int)optimizer->kind,
                &viaduct__v1__optimizer_spec__kind__descriptor);
     check_real(problems, "optimizer.learning_rate", optimizer->learning_rate, 1e-12, 1e3);
@@ -420,6 +585,22 @@ static void check_training(Problems *problems, const JobSpec *spec)
     check_real(problems, "optimizer.beta2", optimizer->beta2, 0.0, 1.0);
     check_real(problems, "optimizer.epsilon", optimizer->epsilon, 1e-30, 1.0);
     check_real(problems, "optimizer.max_grad_norm", optimizer->max_grad_norm, 0.0, 1e12);
+    check_name(problems, "optimizer.sharding", (int)optimizer->sharding,
+               &viaduct__v1__optimizer_spec__sharding__descriptor);
+}
+
+static void check_training(Problems *problems, const JobSpec *spec)
+{
+    const TrainingSpec *training = spec->training;
+    check_range(problems, "training.steps", training->steps, 1, INT64_C(1) << 40);
+    check_range(problems, "training.global_batch", training->global_batch, 1, BATCH_MAX);
+    check_range(problems, "training.microbatches", training->microbatches, 1, BATCH_MAX);
+    check_range(problems, "training.encoder_window", training->encoder_window, 1, 1024);
+    check_texts(problems, "training.frozen", training->frozen, training->n_frozen,
+                "a pattern of parameters' names");
+    check_optimizer(problems, spec->optimizer);
+    check_range(problems, "row_cache.size_bytes_max", spec->row_cache->size_bytes_max, 1,
+                INT64_C(1) << 50);
     check_range(problems, "checkpoint.every_steps", spec->checkpoint->every_steps, 0,
                 INT64_C(1) << 40);
     check_range(problems, "checkpoint.keep", spec->checkpoint->keep, 1, 1 << 20);
@@ -430,8 +611,11 @@ static void check_training(Problems *problems, const JobSpec *spec)
     check_range(problems, "data.loader_threads", spec->data->loader_threads, 1, 256);
     check_name(problems, "data.tokenizer", (int)spec->data->tokenizer,
                &viaduct__v1__tokenizer__descriptor);
-    check_files(problems, "data.train", spec->data->train, spec->data->n_train, true);
-    check_files(problems, "data.heldout", spec->data->heldout, spec->data->n_heldout, false);
+    if (spec->data->n_train == 0) {
+        add(problems, "data.train", "is empty, expected at least one path of a tar shard");
+    }
+    check_texts(problems, "data.train", spec->data->train, spec->data->n_train, "a path");
+    check_texts(problems, "data.heldout", spec->data->heldout, spec->data->n_heldout, "a path");
     check_name(problems, "transport", (int)spec->transport, &viaduct__v1__transport__descriptor);
 }
 

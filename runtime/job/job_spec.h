@@ -14,6 +14,7 @@
 typedef Viaduct__V1__JobSpec JobSpec;
 typedef Viaduct__V1__ModelSpec ModelSpec;
 typedef Viaduct__V1__VisionSpec VisionSpec;
+typedef Viaduct__V1__AudioSpec AudioSpec;
 typedef Viaduct__V1__ProjectorSpec ProjectorSpec;
 typedef Viaduct__V1__DecoderSpec DecoderSpec;
 typedef Viaduct__V1__DataSpec DataSpec;
@@ -21,11 +22,14 @@ typedef Viaduct__V1__ModuleSpec ModuleSpec;
 typedef Viaduct__V1__PoolSpec PoolSpec;
 typedef Viaduct__V1__TrainingSpec TrainingSpec;
 typedef Viaduct__V1__OptimizerSpec OptimizerSpec;
+typedef Viaduct__V1__RowCacheSpec RowCacheSpec;
 typedef Viaduct__V1__CheckpointSpec CheckpointSpec;
 typedef Viaduct__V1__EvaluationSpec EvaluationSpec;
 
 /* Fills every zero that means "the default", in place; missing sub-messages are created (freed with
- * the message by viaduct__v1__job_spec__free_unpacked). A resolved spec resolves to itself. */
+ * the message by viaduct__v1__job_spec__free_unpacked), those of an encoder (model.vision and
+ * model.projector, model.audio and model.audio_projector) only where a module of its name exists.
+ * A resolved spec resolves to itself. */
 Status job_spec_resolve(JobSpec *spec) STATUS_CHECKED;
 
 /* One problem of a spec. */
@@ -34,10 +38,10 @@ typedef struct JobProblem {
     char message[256]; /* what was found, what was expected */
 } JobProblem;
 
-/* Checks a resolved spec whole: ranges, axes against heads and widths, names, the timeouts'
- * hierarchy. Writes up to `capacity` problems and returns how many there are in all; 0 = the spec
- * is good. What is right but not built yet (cp, pp, two modules on one pool) is a problem whose
- * message begins with "not supported yet". */
+/* Checks a resolved spec whole: ranges, axes against layers and heads, names, pools and roles, the
+ * timeouts' hierarchy. Writes up to `capacity` problems and returns how many there are in all; 0 =
+ * the spec is good. What the schema has and is not built yet is a problem whose message begins with
+ * "not supported yet". */
 int job_spec_check(const JobSpec *spec, JobProblem *problems_out, int capacity);
 
 /* The module of that name, NULL if the spec has none. */

@@ -42,6 +42,16 @@ Status message_set_text(char **field, const char *text)
     return STATUS_OK;
 }
 
+void message_drop_texts(char **texts, size_t *num_texts)
+{
+    for (size_t i = 0; i < *num_texts; i++) {
+        if (texts[i] != protobuf_c_empty_string) {
+            memory_free(texts[i]);
+        }
+    }
+    *num_texts = 0;
+}
+
 static size_t element_bytes(const ProtobufCFieldDescriptor *field)
 {
     switch (field->type) {

@@ -26,6 +26,8 @@ Status message_copy(const ProtobufCMessage *message, ProtobufCMessage **copy_out
 
 /* Replaces a string field by a copy of `text`. */
 Status message_set_text(char **field, const char *text) STATUS_CHECKED;
+/* Frees the texts of a repeated field and makes it empty. */
+void message_drop_texts(char **texts, size_t *num_texts);
 
 /* Appends to a repeated field. `element` points to the value: int32_t, char *, ProtobufCMessage *,
  * ...; strings and messages are taken. */

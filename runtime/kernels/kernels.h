@@ -8,8 +8,8 @@
  * use the OpenMP threads of the calling thread and sum in an order that depends on sizes only, not
  * on the number of threads where that costs nothing.
  *
- * Legend: N tokens or rows, D width, F inner width, H query heads, K key/value heads, W head width,
- * V vocabulary (local part), S segments (sequences packed one after another without padding).
+ * Legend: N tokens or rows, K keys that attention sees, D width, F inner width, H query heads, G
+ * key/value heads, W head width, V vocabulary (local part).
  *
  * Threading: tables are constant; any thread.
  */
@@ -41,20 +41,32 @@ typedef struct MatMul {
     bool accumulate; /* += instead of = */
 } MatMul;
 
-/* Attention over packed segments. Token t of segment s attends to the tokens of s only, and with
- * `causal` to those not after t. segment_begins [S + 1], host memory: first token of each segment,
- * then N. Query head h uses key/value head head_map(h): (first_head + h) / group - first_kv_head,
- * where group = query heads per key/value head of the whole model, so that uneven shards work. */
+/* Query tokens that stand side by side in a segment, and the keys of that segment. With `causal`,
+ * query q sees keys [key_begin, key_begin + diagonal + (q - q_begin)], else all of [key_begin,
+ * key_end). A whole segment that sees itself: q_begin = key_begin, diagonal 0. */
+typedef struct AttentionRun {
+    int32_t q_begin, q_end;     /* of N */
+    int32_t key_begin, key_end; /* of K */
+    int32_t diagonal;           /* key of query q_begin, counted from key_begin */
+} AttentionRun;
+
+/* Attention of N query tokens over K key tokens, run by run. Runs are not empty and ascend in
+ * q_begin; runs of one segment are neighbours with the same keys, and the keys of different
+ * segments do not overlap. Queries in no run do not exist (the runs cover [0, N)); keys that no run
+ * names are seen by nobody. Query head h uses key/value head head_map(h): (first_head + h) / group
+ * - first_kv_head, where group = query heads per key/value head of the whole model, so that uneven
+ * shards work. */
 typedef struct AttentionShape {
-    const int32_t *segment_begins;
-    int32_t num_segments;
-    int64_t num_tokens;
-    int heads;         /* H, local query heads */
-    int kv_heads;      /* K, local key/value heads */
-    int head_width;    /* W */
-    int group;         /* query heads per key/value head, of the whole model */
-    int first_head;    /* global index of local query head 0 */
-    int first_kv_head; /* global index of local key/value head 0 */
+    const AttentionRun *runs; /* host memory */
+    int32_t num_runs;
+    int64_t num_tokens; /* N: of q, out and their gradients */
+    int64_t num_keys;   /* K: of k, v and their gradients */
+    int heads;          /* H, local query heads */
+    int kv_heads;       /* local key/value heads */
+    int head_width;     /* W */
+    int group;          /* query heads per key/value head, of the whole model */
+    int first_head;     /* global index of local query head 0 */
+    int first_kv_head;  /* global index of local key/value head 0 */
     bool causal;
     float scale; /* usually 1 / sqrt(W) */
 } AttentionShape;
@@ -80,7 +92,7 @@ typedef struct Kernels {
     Status (*layer_norm_forward)(float *out, float *mean, float *rstd, const float *x,
                                  const float *weight, const float *bias, int64_t n, int64_t d,
                                  float epsilon, Stream *stream);
-    /* x_grad = (accumulate: +=); weight_grad, bias_grad += */
+    /* x_grad = (accumulate: +=); weight_grad, bias_grad +=, or both NULL: not wanted. */
     Status (*layer_norm_backward)(float *x_grad, float *weight_grad, float *bias_grad,
                                   const float *out_grad, const float *x, const float *weight,
                                   const float *mean, const float *rstd, int64_t n, int64_t d,
@@ -90,6 +102,7 @@ typedef struct Kernels {
      * saved. */
     Status (*rms_norm_forward)(float *out, float *rstd, const float *x, const float *weight,
                                int64_t n, int64_t d, float epsilon, Stream *stream);
+    /* As layer_norm_backward; weight_grad may be NULL. */
     Status (*rms_norm_backward)(float *x_grad, float *weight_grad, const float *out_grad,
                                 const float *x, const float *weight, const float *rstd, int64_t n,
                                 int64_t d, bool accumulate, Stream *stream);
@@ -114,11 +127,12 @@ typedef struct Kernels {
                    float theta, bool inverse, Stream *stream);
 
     /* out [N, H, W] = softmax(scale q k^T) v in blocks with a running maximum (Dao et al. 2022;
-     * Milakov and Gimelshein 2018): no [T, T] matrix is kept. q [N, H, W], k, v [N, K, W];
+     * Milakov and Gimelshein 2018): no [N, K] matrix is kept. q [N, H, W], k, v [K, G, W];
      * log_sum_exp [N, H] is saved. */
     Status (*attention_forward)(float *out, float *log_sum_exp, const float *q, const float *k,
                                 const float *v, const AttentionShape *shape, Stream *stream);
-    /* q_grad, k_grad, v_grad = ; probabilities are computed again from log_sum_exp. */
+    /* q_grad, k_grad, v_grad = (0 for keys that no run names); probabilities are computed again
+     * from log_sum_exp. */
     Status (*attention_backward)(float *q_grad, float *k_grad, float *v_grad, const float *out_grad,
                                  const float *out, const float *log_sum_exp, const float *q,
                                  const float *k, const float *v, const AttentionShape *shape,
@@ -151,6 +165,16 @@ typedef struct Kernels {
     Status (*patches_forward)(float *patches, const uint8_t *pixels, const float mean[3],
                               const float std[3], int64_t images, int size, int patch,
                               Stream *stream);
+
+    /* The matrix whose product with a convolution weight [C, W, width]^T is a 1D convolution
+     * (Whisper's front end). x [T, W], rows of one clip after another: clip c is rows [begins[c],
+     * begins[c + 1]) (host memory). out [T', W * width]: for each clip ceil(T_c / stride) rows; row
+     * t holds x[stride * t + j - width / 2][w] at column w * width + j, 0 outside the clip.
+     * backward: x_grad = sums of what each element went into. */
+    Status (*unfold)(float *out, const float *x, const int32_t *begins, int clips, int64_t w,
+                     int width, int stride, Stream *stream);
+    Status (*unfold_backward)(float *x_grad, const float *out_grad, const int32_t *begins,
+                              int clips, int64_t w, int width, int stride, Stream *stream);
 
     /* out [B, T, D] += table [T, D] for each of B blocks; backward: table_grad += sums over blocks.
      */

@@ -1,5 +1,5 @@
-/* A block on one rank against finite differences, and on 2 to 5 ranks against one rank. The
- * sequences are packed and of uneven lengths. */
+/* A block on one rank against finite differences, and on 2 to 5 ranks against one rank, with and
+ * without sequence parallelism. The sequences are packed and of uneven lengths. */
 #include "base/memory.h"
 #include "nn/block.h"
 #include "nn/testing.h"
@@ -20,7 +20,6 @@ enum {
 };
 
 static const int32_t segment_begins[SEGMENTS + 1] = {0, 4, 5, TOKENS};
-static const int32_t positions[TOKENS] = {0, 1, 2, 3, 0, 0, 1, 2, 3};
 
 typedef struct Case {
     const char *name;
@@ -81,9 +80,24 @@ typedef struct Fixture {
     BlockScratch scratch;
     void *memory;
     int64_t memory_bytes;
+    SequencesBuffer *buffer;
+    Sequences sequences;
+    /* [n, D] each */
     float x[TOKENS * WIDTH];
+    float out[TOKENS * WIDTH];
     float grad[TOKENS * WIDTH];
 } Fixture;
+
+/* Number of values [n, D] on this rank, and the first of them in the whole [N, D]. */
+static int64_t local_count(const Fixture *f)
+{
+    return range_count(f->sequences.rows.part) * WIDTH;
+}
+
+static int64_t local_first(const Fixture *f)
+{
+    return f->sequences.rows.part.begin * WIDTH;
+}
 
 /* Matrices around 0, norms around 1; element i of the whole array is the same in every sharding. */
 static void set_values(ParamSet *set)
@@ -98,6 +112,13 @@ static void set_values(ParamSet *set)
     }
 }
 
+static void carve(const LayerContext *context, Arena *arena, Fixture *f)
+{
+    LayerLimits limits = {.tokens = TOKENS, .local = TOKENS, .keys = TOKENS};
+    block_carve(&f->block, arena, &limits, NULL, &f->acts);
+    block_carve_scratch(context, &f->block, arena, &limits, &f->scratch);
+}
+
 static Status open_fixture(LayerContext *context, Device *device, const Case *c, Fixture *f)
 {
     param_set_init(&f->params, device);
@@ -108,50 +129,51 @@ static Status open_fixture(LayerContext *context, Device *device, const Case *c,
     set_values(&f->params);
     Arena arena;
     arena_init_measure(&arena);
-    block_carve(&f->block, &arena, TOKENS, &f->acts);
-    block_carve_scratch(&f->block, &arena, TOKENS, &f->scratch);
+    carve(context, &arena, f);
     f->memory_bytes = arena.used;
     TRY(device_alloc(device, f->memory_bytes, &f->memory));
     arena_init(&arena, f->memory, f->memory_bytes);
-    block_carve(&f->block, &arena, TOKENS, &f->acts);
-    block_carve_scratch(&f->block, &arena, TOKENS, &f->scratch);
-    for (int i = 0; i < TOKENS * WIDTH; i++) {
-        f->x[i] = testing_value(1000, i);
-        f->grad[i] = testing_value(2000, i);
+    carve(context, &arena, f);
+    TRY(sequences_buffer_create(device, layer_shard_rank(context), TOKENS, SEGMENTS, true,
+                                &f->buffer));
+    TRY(sequences_make(f->buffer, segment_begins, SEGMENTS, context->stream, &f->sequences));
+    for (int64_t i = 0; i < local_count(f); i++) {
+        f->x[i] = testing_value(1000, local_first(f) + i);
     }
     return STATUS_OK;
 }
 
 static void close_fixture(Device *device, Fixture *f)
 {
+    sequences_buffer_destroy(f->buffer);
     device_free(device, f->memory, f->memory_bytes);
     param_set_done(&f->params);
 }
 
-static Sequences make_sequences(void)
-{
-    return (Sequences){.num_tokens = TOKENS,
-                       .num_segments = SEGMENTS,
-                       .segment_begins = segment_begins,
-                       .positions = positions};
-}
-
 static Status forward(const LayerContext *context, Fixture *f)
 {
-    Sequences sequences = make_sequences();
-    return block_forward(context, &f->block, &f->acts, &f->scratch, &sequences, f->x);
+    return block_forward(context, &f->block, &f->acts, &f->scratch, &f->sequences, f->out, f->x);
+}
+
+static Status backward(const LayerContext *context, Fixture *f)
+{
+    for (int64_t i = 0; i < local_count(f); i++) {
+        f->grad[i] = testing_value(2000, local_first(f) + i);
+    }
+    return block_backward(context, &f->block, &f->acts, &f->scratch, &f->sequences, f->grad, f->x,
+                          true);
 }
 
 /* ---- finite differences ---- */
 
-/* loss = sum of out * testing_value(2000, i), so that the output's gradient is what open_fixture
+/* loss = sum of out * testing_value(2000, i), so that the output's gradient is what backward()
  * sets. */
 static Status loss_of(const LayerContext *context, Fixture *f, double *loss_out)
 {
     TRY(forward(context, f));
     double loss = 0;
     for (int i = 0; i < TOKENS * WIDTH; i++) {
-        loss += (double)f->acts.out[i] * testing_value(2000, i);
+        loss += (double)f->out[i] * testing_value(2000, i);
     }
     *loss_out = loss;
     return STATUS_OK;
@@ -193,8 +215,7 @@ static Status check_gradients(LayerContext *context, Device *device, void *argum
     Fixture f = {0};
     TRY(open_fixture(context, device, argument, &f));
     TRY(forward(context, &f));
-    Sequences sequences = make_sequences();
-    TRY(block_backward(context, &f.block, &f.acts, &f.scratch, &sequences, f.grad, f.x));
+    TRY(backward(context, &f));
     TRY(check_slope(context, &f, "x", f.x, f.grad, (int64_t)TOKENS * WIDTH, report));
     for (int i = 0; i < f.params.num_params; i++) {
         const Param *param = &f.params.params[i];
@@ -229,13 +250,9 @@ typedef struct Whole {
 /* Twice without clearing, as microbatches do: gradients add. */
 static Status run_twice(LayerContext *context, Fixture *f)
 {
-    Sequences sequences = make_sequences();
     for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < TOKENS * WIDTH; i++) {
-            f->grad[i] = testing_value(2000, i);
-        }
         TRY(forward(context, f));
-        TRY(block_backward(context, &f->block, &f->acts, &f->scratch, &sequences, f->grad, f->x));
+        TRY(backward(context, f));
     }
     return testing_sum_partial_grads(context);
 }
@@ -249,7 +266,7 @@ static Status record_whole(LayerContext *context, Device *device, void *argument
     TRY(open_fixture(context, device, &whole->c, &f));
     TRY(run_twice(context, &f));
     for (int i = 0; i < TOKENS * WIDTH; i++) {
-        whole->out[i] = f.acts.out[i];
+        whole->out[i] = f.out[i];
         whole->x_grad[i] = f.grad[i];
     }
     for (int p = 0; p < f.params.num_params; p++) {
@@ -270,9 +287,10 @@ static Status compare_with_whole(LayerContext *context, Device *device, void *ar
     Fixture f = {0};
     TRY(open_fixture(context, device, &whole->c, &f));
     TRY(run_twice(context, &f));
-    for (int i = 0; i < TOKENS * WIDTH; i++) {
-        testing_near(report, "out", i, f.acts.out[i], whole->out[i], 1e-5, 1e-5);
-        testing_near(report, "x_grad", i, f.grad[i], whole->x_grad[i], 1e-5, 1e-5);
+    int64_t first = local_first(&f);
+    for (int64_t i = 0; i < local_count(&f); i++) {
+        testing_near(report, "out", first + i, f.out[i], whole->out[first + i], 1e-5, 1e-5);
+        testing_near(report, "x_grad", first + i, f.grad[i], whole->x_grad[first + i], 1e-5, 1e-5);
     }
     for (int p = 0; p < f.params.num_params; p++) {
         const Param *param = &f.params.params[p];
@@ -292,7 +310,8 @@ static void test_every_tp_gives_the_same(void **state)
         Whole whole = {.c = cases[i]};
         assert_int_equal(testing_run_ranks(1, record_whole, &whole), 0);
         for (int tp = 2; tp <= 5; tp++) { /* with few heads some ranks have none */
-            if (testing_run_ranks(tp, compare_with_whole, &whole) > 0) {
+            if (testing_run_ranks(tp, compare_with_whole, &whole) > 0 ||
+                testing_run_grid(tp, 1, true, compare_with_whole, &whole) > 0) {
                 fail_msg("case %s, tp %d", whole.c.name, tp);
             }
         }

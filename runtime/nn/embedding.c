@@ -30,19 +30,26 @@ Linear embedding_as_head(const Embedding *embedding)
                     .cut = LINEAR_CUT_OUT};
 }
 
-Status embedding_forward(const LayerContext *context, const Embedding *embedding, float *out,
-                         const int32_t *ids, int64_t n)
+Status embedding_forward(const LayerContext *context, const Embedding *embedding,
+                         const ShardRows *rows, float *out, float *full, const int32_t *ids)
 {
-    TRY(context->kernels->embedding_forward(out, layer_value(context, embedding->table), ids, n,
-                                            embedding->width, (int32_t)embedding->part.begin,
-                                            range_count(embedding->part), context->stream));
-    return layer_sum(context, out, n * embedding->width);
+    float *addend = layer_addend(rows, out, full);
+    TRY(context->kernels->embedding_forward(
+        addend, layer_value(context, embedding->table), ids, rows->count, embedding->width,
+        (int32_t)embedding->part.begin, range_count(embedding->part), context->stream));
+    return layer_reduce_to(context, rows, out, addend, embedding->width);
 }
 
 Status embedding_backward(const LayerContext *context, const Embedding *embedding,
-                          const float *out_grad, const int32_t *ids, int64_t n)
+                          const ShardRows *rows, const float *out_grad, float *full,
+                          const int32_t *ids)
 {
+    if (!layer_is_trained(context, embedding->table)) {
+        return STATUS_OK;
+    }
+    const float *whole_grad = NULL; /* [N, D] */
+    TRY(layer_join(context, rows, full, out_grad, embedding->width, &whole_grad));
     return context->kernels->embedding_backward(
-        layer_grad(context, embedding->table), out_grad, ids, n, embedding->width,
+        layer_grad(context, embedding->table), whole_grad, ids, rows->count, embedding->width,
         (int32_t)embedding->part.begin, range_count(embedding->part), context->stream);
 }

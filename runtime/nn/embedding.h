@@ -20,13 +20,15 @@ Status embedding_declare(const LayerContext *context, const char *prefix, const 
 /* The product with the transposed table, [N, D] -> [N, V/tp]. */
 Linear embedding_as_head(const Embedding *embedding);
 
-/* out [N, D] = the rows of ids [N], summed over tp: each id is on one rank, the others add zeros.
- */
-Status embedding_forward(const LayerContext *context, const Embedding *embedding, float *out,
-                         const int32_t *ids, int64_t n) STATUS_CHECKED;
+/* out [n, D] = the rows of ids [N], summed over tp: each id is on one rank, the others add zeros.
+ * `full` [N, D] is scratch for rows that are cut over tp; else not used and may be NULL. */
+Status embedding_forward(const LayerContext *context, const Embedding *embedding,
+                         const ShardRows *rows, float *out, float *full,
+                         const int32_t *ids) STATUS_CHECKED;
 
-/* table_grad += ; out_grad [N, D]. */
+/* table_grad += ; out_grad [n, D]; `full` as above. Nothing when the table is frozen. */
 Status embedding_backward(const LayerContext *context, const Embedding *embedding,
-                          const float *out_grad, const int32_t *ids, int64_t n) STATUS_CHECKED;
+                          const ShardRows *rows, const float *out_grad, float *full,
+                          const int32_t *ids) STATUS_CHECKED;
 
 #endif

@@ -51,7 +51,8 @@ Status linear_declare(const LayerContext *context, const char *prefix, const cha
     return STATUS_OK;
 }
 
-/* Ranks without heads or width multiply over nothing (k = 0), which gives their zero to the sums. */
+/* Ranks without heads or width multiply over nothing (k = 0), which gives their zero to the
+ * sums. */
 static Status multiply(const LayerContext *context, const MatMul *product)
 {
     return context->kernels->matmul(product, context->stream);
@@ -60,6 +61,13 @@ static Status multiply(const LayerContext *context, const MatMul *product)
 static const float *used_weight(const LayerContext *context, const Linear *linear)
 {
     return layer_value(context, linear->weight) + linear->first * linear->in;
+}
+
+/* The gradient of the rows that are used. */
+static float *used_grad(const LayerContext *context, int index, int64_t first)
+{
+    float *grad = layer_grad(context, index);
+    return grad ? grad + first : NULL;
 }
 
 static const float *used_bias(const LayerContext *context, const Linear *linear)
@@ -81,47 +89,61 @@ Status linear_forward(const LayerContext *context, const Linear *linear, float *
                                        .transpose_b = true});
 }
 
-Status linear_forward_sum(const LayerContext *context, const Linear *linear, float *out,
-                          const float *x, const float *residual, int64_t n)
+Status linear_forward_sum(const LayerContext *context, const Linear *linear, const ShardRows *rows,
+                          float *out, float *full, const float *x, const float *residual)
 {
     CHECK(linear->cut == LINEAR_CUT_IN);
-    int64_t count = n * linear->out;
-    /* What is added once goes into rank 0's addend. */
-    bool first = layer_tp_rank(context) == 0;
-    if (first && residual) {
-        TRY(stream_copy(context->stream, out, residual, count * (int64_t)sizeof(float)));
+    float *addend = layer_addend(rows, out, full);
+    /* What is added once goes into rank 0's addend; but rows that are cut have their residual on
+     * one rank only. */
+    bool is_first = layer_tp_rank(context) == 0;
+    bool accumulate = is_first && residual && addend == out;
+    int64_t width = linear->out;
+    if (accumulate) {
+        TRY(stream_copy(context->stream, out, residual,
+                        rows->count * width * (int64_t)sizeof(float)));
     }
-    TRY(multiply(context, &(MatMul){.c = out,
+    TRY(multiply(context, &(MatMul){.c = addend,
                                     .a = x,
                                     .b = used_weight(context, linear),
-                                    .bias = first ? used_bias(context, linear) : NULL,
-                                    .m = n,
-                                    .n = linear->out,
+                                    .bias = is_first ? used_bias(context, linear) : NULL,
+                                    .m = rows->count,
+                                    .n = width,
                                     .k = linear->in,
                                     .transpose_b = true,
-                                    .accumulate = first && residual}));
-    return layer_sum(context, out, count);
+                                    .accumulate = accumulate}));
+    if (addend == out || !residual) {
+        return layer_reduce_to(context, rows, out, addend, width);
+    }
+    TRY(layer_reduce(context, rows, addend, width));
+    return context->kernels->add(out, addend + rows->part.begin * width, residual,
+                                 range_count(rows->part) * width, context->stream);
 }
 
-Status linear_backward(const LayerContext *context, const Linear *linear, float *x_grad,
-                       const float *out_grad, const float *x, int64_t n, bool accumulate)
+Status linear_backward_params(const LayerContext *context, const Linear *linear,
+                              const float *out_grad, const float *x, int64_t n)
 {
-    if (linear->bias >= 0) {
-        TRY(context->kernels->bias_backward(layer_grad(context, linear->bias) + linear->first,
-                                            out_grad, n, linear->out, context->stream));
+    float *bias_grad = used_grad(context, linear->bias, linear->first);
+    if (bias_grad) {
+        TRY(context->kernels->bias_backward(bias_grad, out_grad, n, linear->out, context->stream));
     }
-    TRY(multiply(context,
-                 &(MatMul){.c = layer_grad(context, linear->weight) + linear->first * linear->in,
-                           .a = out_grad,
-                           .b = x,
-                           .m = linear->out,
-                           .n = linear->in,
-                           .k = n,
-                           .transpose_a = true,
-                           .accumulate = true}));
-    if (!x_grad) {
+    float *weight_grad = used_grad(context, linear->weight, linear->first * linear->in);
+    if (!weight_grad) {
         return STATUS_OK;
     }
+    return multiply(context, &(MatMul){.c = weight_grad,
+                                       .a = out_grad,
+                                       .b = x,
+                                       .m = linear->out,
+                                       .n = linear->in,
+                                       .k = n,
+                                       .transpose_a = true,
+                                       .accumulate = true});
+}
+
+Status linear_backward_x(const LayerContext *context, const Linear *linear, float *x_grad,
+                         const float *out_grad, int64_t n, bool accumulate)
+{
     return multiply(context, &(MatMul){.c = x_grad,
                                        .a = out_grad,
                                        .b = used_weight(context, linear),
@@ -129,4 +151,19 @@ Status linear_backward(const LayerContext *context, const Linear *linear, float 
                                        .n = linear->in,
                                        .k = linear->out,
                                        .accumulate = accumulate});
+}
+
+Status linear_backward(const LayerContext *context, const Linear *linear, float *x_grad,
+                       const float *out_grad, const float *x, int64_t n, bool accumulate)
+{
+    TRY(linear_backward_params(context, linear, out_grad, x, n));
+    if (!x_grad) {
+        return STATUS_OK;
+    }
+    return linear_backward_x(context, linear, x_grad, out_grad, n, accumulate);
+}
+
+bool linear_is_trained(const LayerContext *context, const Linear *linear)
+{
+    return layer_is_trained(context, linear->weight) || layer_is_trained(context, linear->bias);
 }

@@ -37,6 +37,7 @@ typedef struct MlpActs {
 /* Between layers nothing of it lives: one serves all. The activation is computed again in backward.
  */
 typedef struct MlpScratch {
+    float *full; /* [N, max(in, out)]: rows that are cut over tp, put together; NULL when not cut */
     float *inner;      /* [N, F/tp], after the activation */
     float *inner_grad; /* [N, F/tp] */
     float *gate_grad;  /* [N, F/tp]; SwiGLU only */
@@ -46,17 +47,25 @@ Status mlp_declare(const LayerContext *context, const char *prefix, const MlpSpe
                    Mlp *mlp_out) STATUS_CHECKED;
 
 void mlp_carve(const Mlp *mlp, Arena *arena, int64_t n, MlpActs *acts_out);
-void mlp_carve_scratch(const Mlp *mlp, Arena *arena, int64_t n, MlpScratch *scratch_out);
+void mlp_carve_scratch(const LayerContext *context, const Mlp *mlp, Arena *arena, int64_t n,
+                       MlpScratch *scratch_out); /* n: N */
 
-/* out [N, out] = residual + mlp(x [N, in]), summed over tp. `residual` [N, out] may be NULL. */
+/* out [n, out] = residual + mlp(x [n, in]), summed over tp. `residual` [n, out] may be NULL. */
 Status mlp_forward(const LayerContext *context, const Mlp *mlp, const MlpActs *acts,
-                   const MlpScratch *scratch, float *out, const float *x, const float *residual,
-                   int64_t n) STATUS_CHECKED;
+                   const MlpScratch *scratch, const ShardRows *rows, float *out, const float *x,
+                   const float *residual) STATUS_CHECKED;
 
-/* x_grad [N, in] = the gradient through the products, summed over tp; the residual's is out_grad
- * [N, out] itself. */
+/* x_grad [n, in] = the gradient through the products, summed over tp; the residual's is out_grad
+ * [n, out] itself. x_grad NULL: not wanted. */
 Status mlp_backward(const LayerContext *context, const Mlp *mlp, const MlpActs *acts,
-                    const MlpScratch *scratch, float *x_grad, const float *out_grad, const float *x,
-                    int64_t n) STATUS_CHECKED;
+                    const MlpScratch *scratch, const ShardRows *rows, float *x_grad,
+                    const float *out_grad, const float *x) STATUS_CHECKED;
+
+/* The part of forward that acts keep, without the output: for backward when they were not kept. */
+Status mlp_forward_acts(const LayerContext *context, const Mlp *mlp, const MlpActs *acts,
+                        const MlpScratch *scratch, const ShardRows *rows,
+                        const float *x) STATUS_CHECKED;
+
+bool mlp_is_trained(const LayerContext *context, const Mlp *mlp);
 
 #endif

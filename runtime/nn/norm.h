@@ -1,5 +1,6 @@
-/* Norm: layer norm (weight and bias) or RMS norm (weight) over the width. Every tp rank does all of
- * it, on equal inputs, so gradients are equal too.
+/* Norm: layer norm (weight and bias) or RMS norm (weight) over the width, of the n rows between
+ * layers. Every tp rank does all of it, on equal inputs, so gradients are equal too; with sequence
+ * parallelism each works on rows of its own and has a part of the gradient (grad_is_partial).
  *
  * Threading: as layer.h.
  */
@@ -22,8 +23,10 @@ typedef struct Norm {
 } Norm;
 
 typedef struct NormActs {
-    float *mean; /* [N]; not used by RMS */
-    float *rstd; /* [N] */
+    float *mean;    /* [n]; not used by RMS */
+    float *rstd;    /* [n] */
+    float *dropped; /* [D]: takes the gradient of a frozen parameter beside a trained one; not used
+                     * by RMS */
 } NormActs;
 
 /* Adds "<prefix>.<name>.weight" and, for layer norm, ".bias". */
@@ -32,13 +35,15 @@ Status norm_declare(const LayerContext *context, const char *prefix, const char 
 
 void norm_carve(const Norm *norm, Arena *arena, int64_t n, NormActs *acts_out);
 
-/* out [N, D] = norm(x [N, D]). Running it again in backward costs less than keeping its output. */
+/* out [n, D] = norm(x [n, D]). Running it again in backward costs less than keeping its output. */
 Status norm_forward(const LayerContext *context, const Norm *norm, const NormActs *acts, float *out,
                     const float *x, int64_t n) STATUS_CHECKED;
 
-/* x_grad [N, D] (+)= ; out_grad, x [N, D]. */
+/* x_grad [n, D] (+)= ; out_grad, x [n, D]. */
 Status norm_backward(const LayerContext *context, const Norm *norm, const NormActs *acts,
                      float *x_grad, const float *out_grad, const float *x, int64_t n,
                      bool accumulate) STATUS_CHECKED;
+
+bool norm_is_trained(const LayerContext *context, const Norm *norm);
 
 #endif

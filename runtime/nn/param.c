@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-#include <string.h>
+#include <fnmatch.h>
 
 enum {
     FILL_CHUNK = 1 << 16,       /* elements made on the host at a time */
@@ -17,17 +17,33 @@ void param_set_init(ParamSet *set, Device *device)
     *set = (ParamSet){.device = device};
 }
 
+void param_set_freeze(ParamSet *set, char *const *patterns, size_t num_patterns)
+{
+    CHECK(set->num_params == 0);
+    set->frozen = patterns;
+    set->num_frozen = num_patterns;
+}
+
 void param_set_done(ParamSet *set)
 {
-    int64_t size_bytes = set->count * (int64_t)sizeof(float);
     if (set->grads) {
-        device_free(set->device, set->grads, size_bytes);
+        device_free(set->device, set->grads, set->trained_count * (int64_t)sizeof(float));
     }
     if (set->values) {
-        device_free(set->device, set->values, size_bytes);
+        device_free(set->device, set->values, set->count * (int64_t)sizeof(float));
     }
     memory_free(set->params);
     *set = (ParamSet){0};
+}
+
+static bool is_frozen(const ParamSet *set, const char *name)
+{
+    for (size_t i = 0; i < set->num_frozen; i++) {
+        if (fnmatch(set->frozen[i], name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts, int *index_out)
@@ -39,7 +55,7 @@ Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts, int *ind
     TRY(memory_grow((void **)&set->params, &set->capacity, (size_t)set->num_params + 1,
                     sizeof *set->params));
     Param *param = &set->params[set->num_params];
-    *param = (Param){.spec = *spec, .offset = set->count, .counts = counts};
+    *param = (Param){.spec = *spec, .is_trained = !is_frozen(set, spec->name), .counts = counts};
     Tensor *value = &param->value;
     value->dtype = DTYPE_F32;
     value->num_dims = spec->num_dims;
@@ -54,34 +70,55 @@ Status param_set_add(ParamSet *set, const ParamSpec *spec, bool counts, int *ind
     }
     param->grad = *value;
     set->count += tensor_count(value);
+    set->trained_count += param->is_trained ? tensor_count(value) : 0;
     *index_out = set->num_params++;
     return STATUS_OK;
+}
+
+/* Trained parameters first. */
+static void set_offsets(ParamSet *set)
+{
+    int64_t trained = 0;
+    int64_t frozen = set->trained_count;
+    for (int i = 0; i < set->num_params; i++) {
+        Param *param = &set->params[i];
+        int64_t *next = param->is_trained ? &trained : &frozen;
+        param->offset = *next;
+        *next += tensor_count(&param->value);
+    }
+    CHECK(trained == set->trained_count && frozen == set->count);
 }
 
 Status param_set_allocate(ParamSet *set)
 {
     CHECK(set->values == NULL);
-    int64_t size_bytes = set->count * (int64_t)sizeof(float);
     void *values = NULL;
-    TRY(device_alloc(set->device, size_bytes, &values));
+    TRY(device_alloc(set->device, set->count * (int64_t)sizeof(float), &values));
     set->values = values;
-    void *grads = NULL;
-    TRY(device_alloc(set->device, size_bytes, &grads)); /* values: freed by param_set_done */
-    set->grads = grads;
+    if (set->trained_count > 0) {
+        void *grads = NULL; /* values: freed by param_set_done */
+        TRY(device_alloc(set->device, set->trained_count * (int64_t)sizeof(float), &grads));
+        set->grads = grads;
+    }
+    set_offsets(set);
     for (int i = 0; i < set->num_params; i++) {
         Param *param = &set->params[i];
         param->value.data = set->values + param->offset;
-        param->grad.data = set->grads + param->offset;
+        if (param->is_trained && set->grads) {
+            param->grad.data = set->grads + param->offset;
+        }
     }
+    set->frozen = NULL;
+    set->num_frozen = 0;
     return STATUS_OK;
 }
 
 /* The index in the global array of local element `local`. Seen from the shard's dim the array is
  * [outer, dim, inner]. */
-static uint64_t global_index(const ParamSpec *spec, int64_t local)
+int64_t param_global_index(const ParamSpec *spec, int64_t local)
 {
     if (spec->shard_dim < 0) {
-        return (uint64_t)local;
+        return local;
     }
     int64_t inner = 1;
     for (int i = spec->shard_dim + 1; i < spec->num_dims; i++) {
@@ -89,8 +126,7 @@ static uint64_t global_index(const ParamSpec *spec, int64_t local)
     }
     int64_t block = range_count(spec->shard) * inner; /* local elements of one outer index */
     int64_t outer = local / block;
-    return (uint64_t)(outer * spec->dims[spec->shard_dim] * inner + spec->shard.begin * inner +
-                      local % block);
+    return outer * spec->dims[spec->shard_dim] * inner + spec->shard.begin * inner + local % block;
 }
 
 static void make_values(const ParamSpec *spec, uint64_t seed, int64_t first, int64_t count,
@@ -106,7 +142,8 @@ static void make_values(const ParamSpec *spec, uint64_t seed, int64_t first, int
             values_out[i] = 1;
             break;
         case PARAM_INIT_NORMAL:
-            values_out[i] = spec->init_std * rng_normal(rng, global_index(spec, first + i));
+            values_out[i] =
+                spec->init_std * rng_normal(rng, (uint64_t)param_global_index(spec, first + i));
             break;
         }
     }

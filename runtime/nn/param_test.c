@@ -10,6 +10,8 @@
 #include <cmocka.h>
 /* clang-format on */
 
+#include <stdatomic.h>
+
 enum {
     SEED = 7
 };
@@ -150,12 +152,75 @@ static void test_flat_buffers(void **state)
     param_set_done(&set);
 }
 
+static void test_frozen_parameters_have_no_gradient(void **state)
+{
+    const Fixture *fixture = *state;
+    char tower[] = "vision.*.weight";
+    char one[] = "head.bias";
+    char *const patterns[] = {tower, one};
+    /* counts 2, 3, 4, ... by the order declared */
+    const char *const names[] = {"vision.a.weight", "vision.a.bias",      "vision.b.c.weight",
+                                 "head.weight",     "head.bias",          "head.bias2",
+                                 "vision.weights",  "not.vision.x.weight"};
+    const bool is_frozen[] = {true, false, true, false, true, false, false, false};
+    enum {
+        NUM = sizeof names / sizeof names[0]
+    };
+    int64_t before = atomic_load(&fixture->device->allocated_bytes);
+    ParamSet set;
+    param_set_init(&set, fixture->device);
+    param_set_freeze(&set, patterns, 2);
+    for (int i = 0; i < NUM; i++) {
+        const int64_t dims[] = {i + 2};
+        ParamSpec spec = make_spec(names[i], 1, dims, -1);
+        int index = -1;
+        assert_int_equal(param_set_add(&set, &spec, true, &index), STATUS_OK);
+        assert_int_equal(set.params[index].is_trained, !is_frozen[i]);
+    }
+    assert_int_equal(param_set_allocate(&set), STATUS_OK);
+    assert_int_equal(set.count, 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9);
+    assert_int_equal(set.trained_count, 3 + 5 + 7 + 8 + 9);
+    assert_int_equal(atomic_load(&fixture->device->allocated_bytes) - before,
+                     (set.count + set.trained_count) * (int64_t)sizeof(float));
+    const int64_t offsets[] = {32, 0, 34, 3, 38, 8, 15, 23};
+    for (int i = 0; i < NUM; i++) {
+        const Param *param = &set.params[i];
+        assert_int_equal(param->offset, offsets[i]);
+        assert_ptr_equal(param->value.data, set.values + offsets[i]);
+        assert_ptr_equal(param->grad.data, is_frozen[i] ? NULL : set.grads + offsets[i]);
+    }
+    param_set_done(&set);
+    assert_int_equal(atomic_load(&fixture->device->allocated_bytes), before);
+}
+
+static void test_all_frozen(void **state)
+{
+    const Fixture *fixture = *state;
+    char all[] = "*";
+    char *const patterns[] = {all};
+    ParamSet set;
+    param_set_init(&set, fixture->device);
+    param_set_freeze(&set, patterns, 1);
+    ParamSpec spec = make_spec("w", 1, (const int64_t[]){5}, -1);
+    int index = -1;
+    assert_int_equal(param_set_add(&set, &spec, true, &index), STATUS_OK);
+    assert_int_equal(param_set_allocate(&set), STATUS_OK);
+    assert_int_equal(set.count, 5);
+    assert_int_equal(set.trained_count, 0);
+    assert_null(set.grads);
+    assert_int_equal(param_set_fill(&set, SEED, fixture->stream), STATUS_OK);
+    assert_true(set.values[0] != 0.0f);
+    param_set_done(&set);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fill_is_the_same_in_every_sharding),
         cmocka_unit_test(test_normal_values),
         cmocka_unit_test(test_flat_buffers),
+        cmocka_unit_test(test_frozen_parameters_have_no_gradient),
+        cmocka_unit_test(test_all_frozen),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -16,7 +16,7 @@
 #include <stdio.h>
 
 enum {
-    TESTING_RANKS_MAX = 8,
+    TESTING_RANKS_MAX = 12,
     TESTING_TIMEOUT_MS = 60 * 1000
 };
 
@@ -83,17 +83,22 @@ static inline int64_t testing_global_index(const Param *param, int64_t local)
     return global;
 }
 
-/* What the trainer does once a step: gradients that every tp rank has a part of are summed. */
+/* What the trainer does once a step: gradients that every tp rank has a part of are summed, and all
+ * of them over cp. */
 static inline Status testing_sum_partial_grads(const LayerContext *context)
 {
     ParamSet *set = context->params;
     for (int i = 0; i < set->num_params; i++) {
-        if (set->params[i].spec.grad_is_partial) {
-            TRY(layer_sum(context, tensor_f32(&set->params[i].grad),
-                          tensor_count(&set->params[i].grad)));
+        const Param *param = &set->params[i];
+        if (param->is_trained && param->spec.grad_is_partial) {
+            TRY(layer_sum(context, tensor_f32(&param->grad), tensor_count(&param->grad)));
         }
     }
-    return STATUS_OK;
+    if (layer_cp_size(context) == 1) {
+        return STATUS_OK;
+    }
+    return comm_all_reduce(context->cp, set->grads, set->trained_count, DTYPE_F32, COMM_REDUCE_SUM,
+                           context->stream);
 }
 
 /* ---- ranks ---- */
@@ -103,12 +108,29 @@ typedef Status (*TestingWork)(LayerContext *context, Device *device, void *argum
                               TestingReport *report);
 
 typedef struct TestingRank {
-    Comm *comm;
+    Comm *comm; /* of all ranks: tp varies fastest */
+    int rank, tp, cp;
+    bool is_sequence_parallel;
     TestingWork work;
     void *argument;
     TestingReport report;
     pthread_t thread;
 } TestingRank;
+
+static inline Status testing_split(TestingRank *rank, LayerContext *context)
+{
+    int tp_ranks[TESTING_RANKS_MAX];
+    int cp_ranks[TESTING_RANKS_MAX];
+    int tp_rank = rank->rank % rank->tp;
+    for (int i = 0; i < rank->tp; i++) {
+        tp_ranks[i] = rank->rank - tp_rank + i;
+    }
+    for (int i = 0; i < rank->cp; i++) {
+        cp_ranks[i] = tp_rank + i * rank->tp;
+    }
+    TRY(comm_split(rank->comm, tp_ranks, rank->tp, "tp", &context->tp));
+    return comm_split(rank->comm, cp_ranks, rank->cp, "cp", &context->cp);
+}
 
 static inline Status testing_work(TestingRank *rank)
 {
@@ -116,8 +138,15 @@ static inline Status testing_work(TestingRank *rank)
     TRY(device_open("cpu", 0, &device));
     Stream *stream = NULL;
     TRY(stream_create(device, &stream));
-    LayerContext context = {.kernels = kernels_for(device), .stream = stream, .tp = rank->comm};
-    Status status = rank->work(&context, device, rank->argument, &rank->report);
+    LayerContext context = {.kernels = kernels_for(device),
+                            .stream = stream,
+                            .is_sequence_parallel = rank->is_sequence_parallel};
+    Status status = testing_split(rank, &context);
+    if (status == STATUS_OK) {
+        status = rank->work(&context, device, rank->argument, &rank->report);
+    }
+    comm_destroy(context.cp);
+    comm_destroy(context.tp);
     stream_destroy(stream);
     device_close(device);
     return status;
@@ -135,16 +164,24 @@ static inline void *testing_thread(void *argument)
     return NULL;
 }
 
-/* Runs `work` on `size` ranks of one tensor-parallel group. Returns the failures; prints the first
- * of each rank. */
-static inline int testing_run_ranks(int size, TestingWork work, void *argument)
+/* Runs `work` on the tp * cp ranks of a replica. Returns the failures; prints the first of each
+ * rank. */
+static inline int testing_run_grid(int tp, int cp, bool is_sequence_parallel, TestingWork work,
+                                   void *argument)
 {
+    int size = tp * cp;
     CHECK(size <= TESTING_RANKS_MAX);
     TestingRank ranks[TESTING_RANKS_MAX] = {0};
     Comm *comms[TESTING_RANKS_MAX] = {NULL};
     CHECK(comm_local_create(size, TESTING_TIMEOUT_MS, comms) == STATUS_OK);
     for (int i = 0; i < size; i++) {
-        ranks[i] = (TestingRank){.comm = comms[i], .work = work, .argument = argument};
+        ranks[i] = (TestingRank){.comm = comms[i],
+                                 .rank = i,
+                                 .tp = tp,
+                                 .cp = cp,
+                                 .is_sequence_parallel = is_sequence_parallel,
+                                 .work = work,
+                                 .argument = argument};
         CHECK(pthread_create(&ranks[i].thread, NULL, testing_thread, &ranks[i]) == 0);
     }
     int failures = 0;
@@ -152,11 +189,17 @@ static inline int testing_run_ranks(int size, TestingWork work, void *argument)
         CHECK(pthread_join(ranks[i].thread, NULL) == 0);
         failures += ranks[i].report.failures;
         if (ranks[i].report.failures > 0) {
-            fprintf(stderr, "tp %d, rank %d: %d failures, the first: %s\n", size, i,
+            fprintf(stderr, "tp %d, cp %d, rank %d: %d failures, the first: %s\n", tp, cp, i,
                     ranks[i].report.failures, ranks[i].report.first);
         }
     }
     return failures;
+}
+
+/* The same on `size` ranks of one tensor-parallel group. */
+static inline int testing_run_ranks(int size, TestingWork work, void *argument)
+{
+    return testing_run_grid(size, 1, false, work, argument);
 }
 
 #endif

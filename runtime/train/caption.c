@@ -16,8 +16,11 @@ typedef struct Draft {
 typedef struct Drafts {
     int num;
     Draft *drafts;
-    int32_t *lasts; /* [num] token after which the next is asked for */
-    int32_t *nexts; /* [num] */
+    int64_t *lasts;   /* [num] token of the packed batch after which the next is asked for */
+    int32_t *tokens;  /* [num] those of them that this cp rank has, in its own count */
+    int32_t *answers; /* [num] */
+    double *nexts;    /* [num] ids, exact in a double; device and host alike */
+    double *nexts_device;
 } Drafts;
 
 /* ---------------------------------------------------------------- text */
@@ -76,6 +79,16 @@ Status caption_text(const int32_t *ids, int num, char **text_out)
 
 /* ---------------------------------------------------------------- drafts */
 
+static Device *device_of(const CaptionRun *run)
+{
+    return executor_decoder(run->executor)->module->params.device;
+}
+
+static int64_t nexts_bytes(const Drafts *drafts)
+{
+    return drafts->num * (int64_t)sizeof(double);
+}
+
 static Status open_drafts(const CaptionRun *run, Range samples, Drafts *drafts)
 {
     const StepPlan *plan = feed_plan(run->feed);
@@ -83,7 +96,10 @@ static Status open_drafts(const CaptionRun *run, Range samples, Drafts *drafts)
     drafts->num = (int)range_count(samples);
     TRY(MEMORY_NEW(&drafts->drafts, drafts->num));
     TRY(MEMORY_NEW(&drafts->lasts, drafts->num));
+    TRY(MEMORY_NEW(&drafts->tokens, drafts->num));
+    TRY(MEMORY_NEW(&drafts->answers, drafts->num));
     TRY(MEMORY_NEW(&drafts->nexts, drafts->num));
+    TRY(device_alloc(device_of(run), nexts_bytes(drafts), (void **)&drafts->nexts_device));
     for (int i = 0; i < drafts->num; i++) {
         Draft *draft = &drafts->drafts[i];
         int64_t sample = plan->samples[samples.begin + i];
@@ -95,53 +111,129 @@ static Status open_drafts(const CaptionRun *run, Range samples, Drafts *drafts)
     return STATUS_OK;
 }
 
-static void close_drafts(Drafts *drafts)
+static void close_drafts(const CaptionRun *run, Drafts *drafts)
 {
     for (int i = 0; drafts->drafts && i < drafts->num; i++) {
         memory_free(drafts->drafts[i].ids);
     }
     memory_free(drafts->drafts);
     memory_free(drafts->lasts);
+    memory_free(drafts->tokens);
+    memory_free(drafts->answers);
     memory_free(drafts->nexts);
+    if (drafts->nexts_device) {
+        device_free(device_of(run), drafts->nexts_device, nexts_bytes(drafts));
+    }
 }
 
-/* One forward pass over all drafts; finished ones stay in the batch, since the rows stand in their
- * order. */
-static Status forward_drafts(const CaptionRun *run, const Drafts *drafts)
+/* All drafts as one batch; finished ones stay in it, since the rows stand in their order. The rows
+ * that this rank's tokens take are picked from those of the replica. */
+static Status pack_drafts(const CaptionRun *run, const Drafts *drafts, ModuleBatch *batch)
 {
     Executor *executor = run->executor;
-    TextBatch *text = llm_side_text(executor->llm_side);
-    ModuleBatch batch;
+    const RankModule *decoder = executor_decoder(executor);
+    TextBatch *text = llm_side_text(decoder->llm);
     text_batch_begin(text);
     for (int i = 0; i < drafts->num; i++) {
         TRY(text_batch_add_ids(text, drafts->drafts[i].ids, drafts->drafts[i].num));
     }
-    TRY(text_batch_upload(text, executor->stream, &batch));
-    batch.rows = llm_side_rows(executor->llm_side, 0);
-    return executor->module->ops->forward(executor->module, 0, &batch, NULL, NULL);
+    TRY(text_batch_upload(text, executor->stream, batch));
+    float *rows = llm_side_rows(decoder->llm, 0);
+    batch->rows = rows;
+    if (!rows) {
+        return STATUS_OK;
+    }
+    return executor->kernels->gather_rows(rows, llm_side_whole_rows(decoder->llm),
+                                          text_batch_row_sources(text), batch->num_rows,
+                                          executor->spec->model->llm->width, executor->stream);
+}
+
+/* One forward pass through all parts, one after another. */
+static Status forward_drafts(const CaptionRun *run, const ModuleBatch *batch)
+{
+    Executor *executor = run->executor;
+    RankModule *decoder = executor_decoder(executor);
+    Module *module = decoder->module;
+    int last = rank_module_parts(decoder) - 1;
+    StageMessage message = {.flow = STAGE_FLOW_ACTIVATIONS,
+                            .count = module->ops->count_local(module, batch) * module->width,
+                            .tag = feed_kind(run->feed)};
+    for (int c = 0; c < decoder->place->chunks; c++) {
+        int part = rank_module_part(decoder, c);
+        message.chunk = c;
+        if (part > 0) {
+            message.data = module->ops->input(module, c, 0);
+            TRY(stage_link_recv(decoder->link, &message, executor->stream));
+        }
+        if (part < last && decoder->link) {
+            TRY(stage_link_finish(decoder->link, STAGE_FLOW_ACTIVATIONS, c, 0, executor->stream));
+        }
+        TRY(module->ops->forward(module, c, 0, batch, NULL, NULL));
+        if (part < last) {
+            message.data = (float *)module->ops->output(module, c, 0);
+            TRY(stage_link_send(decoder->link, &message, executor->stream));
+        }
+    }
+    return STATUS_OK;
+}
+
+/* nexts [num]: the likeliest id after each draft's last token, 0 for drafts that are done. The
+ * ranks of the last stage that have the tokens know; sums over cp and a broadcast over the stages
+ * tell all. */
+static Status predict_nexts(const CaptionRun *run, Drafts *drafts)
+{
+    Executor *executor = run->executor;
+    const RankModule *decoder = executor_decoder(executor);
+    const TextBatch *text = llm_side_text(decoder->llm);
+    Stream *stream = executor->stream;
+    Comm *cp = decoder->groups[PLACE_GROUP_CP];
+    Comm *pp = decoder->groups[PLACE_GROUP_PP];
+    memset(drafts->nexts, 0, (size_t)nexts_bytes(drafts));
+    if (place_is_last_stage(decoder->place)) {
+        int32_t num = 0;
+        for (int i = 0; i < drafts->num; i++) {
+            int32_t token = text_batch_find(text, drafts->lasts[i]);
+            if (!drafts->drafts[i].is_done && token >= 0) {
+                drafts->tokens[num++] = token;
+            }
+        }
+        TRY(decoder->module->ops->predict(decoder->module, 0, drafts->tokens, num,
+                                          drafts->answers));
+        for (int i = drafts->num - 1; i >= 0; i--) {
+            if (!drafts->drafts[i].is_done && text_batch_find(text, drafts->lasts[i]) >= 0) {
+                drafts->nexts[i] = drafts->answers[--num];
+            }
+        }
+    }
+    TRY(stream_copy(stream, drafts->nexts_device, drafts->nexts, nexts_bytes(drafts)));
+    if (place_is_last_stage(decoder->place)) {
+        TRY(comm_all_reduce(cp, drafts->nexts_device, drafts->num, DTYPE_F64, COMM_REDUCE_SUM,
+                            stream));
+    }
+    TRY(comm_broadcast(pp, drafts->nexts_device, nexts_bytes(drafts), pp->size - 1, stream));
+    TRY(stream_copy(stream, drafts->nexts, drafts->nexts_device, nexts_bytes(drafts)));
+    return stream_wait(stream, clock_deadline_in_ms(executor->timeout_ms));
 }
 
 /* Asks for the next token of each draft that is not done; *left_out: how many go on. */
 static Status extend_drafts(const CaptionRun *run, Drafts *drafts, int *left_out)
 {
-    const Executor *executor = run->executor;
-    int num = 0;
-    int32_t end = 0;
+    ModuleBatch batch;
+    TRY(pack_drafts(run, drafts, &batch));
+    TRY(forward_drafts(run, &batch));
+    int64_t end = 0;
     for (int i = 0; i < drafts->num; i++) {
         end += drafts->drafts[i].num;
-        if (!drafts->drafts[i].is_done) {
-            drafts->lasts[num++] = end - 1;
-        }
+        drafts->lasts[i] = end - 1;
     }
-    TRY(executor->module->ops->predict(executor->module, 0, drafts->lasts, num, drafts->nexts));
-    int at = 0;
+    TRY(predict_nexts(run, drafts));
     int left = 0;
     for (int i = 0; i < drafts->num; i++) {
         Draft *draft = &drafts->drafts[i];
         if (draft->is_done) {
             continue;
         }
-        int32_t next = drafts->nexts[at++];
+        int32_t next = (int32_t)drafts->nexts[i];
         /* An image's place without a row would be nonsense to go on from. */
         draft->is_done = next == TOKEN_EOS || next == TOKEN_IMAGE;
         if (!draft->is_done) {
@@ -154,7 +246,7 @@ static Status extend_drafts(const CaptionRun *run, Drafts *drafts, int *left_out
     return STATUS_OK;
 }
 
-/* All ranks of the world go token by token together, the encoder's too: however long the captions
+/* All ranks of the world go token by token together, the encoders' too: however long the captions
  * take, nobody waits longer than for one forward pass. */
 static Status complete_drafts(const CaptionRun *run, Drafts *drafts)
 {
@@ -165,13 +257,12 @@ static Status complete_drafts(const CaptionRun *run, Drafts *drafts)
         if (executor->events->progress) {
             executor->events->progress(executor->events->context, "CAPTION", run->step, -1);
         }
-        TRY(vote_sum(executor->world, &executor->ballot_device->encoder_square, &all_left, 1,
-                     executor->stream, executor->timeout_ms));
+        TRY(vote_reduce(executor->world, executor->ballot_device->squares, &all_left, 1,
+                        COMM_REDUCE_SUM, executor->stream, executor->timeout_ms));
         if (all_left == 0.0) {
             break;
         }
         if (left > 0) {
-            TRY(forward_drafts(run, drafts));
             TRY(extend_drafts(run, drafts, &left));
         }
     }
@@ -181,24 +272,27 @@ static Status complete_drafts(const CaptionRun *run, Drafts *drafts)
 /* ---------------------------------------------------------------- gathering */
 
 /* A record is {number of ids, ids [max_new_tokens]}. records [num] of them; each replica has filled
- * its own. */
+ * its own, and of its ranks those with cp 0 bring them (data group: cp varies faster than dp). */
 static Status gather(const CaptionRun *run, int32_t *records, int num)
 {
-    Comm *dp = run->dp;
     Executor *executor = run->executor;
+    const RankModule *decoder = executor_decoder(executor);
+    Comm *data = decoder->groups[PLACE_GROUP_DATA];
+    const Range *samples = feed_plan(run->feed)->microbatches[0].llm_samples;
+    int cp_size = decoder->place->grid.sizes[GRID_AXIS_CP];
     int64_t record_bytes = (1 + (int64_t)run->max_new_tokens) * (int64_t)sizeof *records;
     int64_t *begins = NULL;
     void *memory = NULL;
-    TRY(MEMORY_NEW(&begins, dp->size + 1));
-    for (int l = 0; l < dp->size; l++) {
-        begins[l + 1] = range_part(num, dp->size, l).end * record_bytes;
+    TRY(MEMORY_NEW(&begins, data->size + 1));
+    for (int i = 0; i < data->size; i++) {
+        begins[i + 1] = samples[i / cp_size].end * record_bytes;
     }
-    Status status = device_alloc(executor->module->params.device, num * record_bytes, &memory);
+    Status status = device_alloc(device_of(run), num * record_bytes, &memory);
     if (status == STATUS_OK) {
         status = stream_copy(executor->stream, memory, records, num * record_bytes);
     }
     if (status == STATUS_OK) {
-        status = comm_all_gather(dp, memory, begins, executor->stream);
+        status = comm_all_gather(data, memory, begins, executor->stream);
     }
     if (status == STATUS_OK) {
         status = stream_copy(executor->stream, records, memory, num * record_bytes);
@@ -207,7 +301,7 @@ static Status gather(const CaptionRun *run, int32_t *records, int num)
         status = stream_wait(executor->stream, clock_deadline_in_ms(executor->timeout_ms));
     }
     if (memory) {
-        device_free(executor->module->params.device, memory, num * record_bytes);
+        device_free(device_of(run), memory, num * record_bytes);
     }
     memory_free(begins);
     return status;
@@ -240,21 +334,22 @@ static void record_drafts(const CaptionRun *run, const Drafts *drafts, Range sam
 
 static Status generate(const CaptionRun *run, int32_t *records, int num)
 {
-    const Place *place = run->executor->place;
-    Range samples = feed_plan(run->feed)->microbatches[0].llm_samples[place->dp];
+    const PlaceModule *place = executor_decoder(run->executor)->place;
+    Range samples =
+        feed_plan(run->feed)->microbatches[0].llm_samples[place->coords.at[GRID_AXIS_DP]];
     Drafts drafts = {0};
-    Status status = llm_side_recv_rows(run->executor->llm_side, run->feed, 0);
-    if (status == STATUS_OK) {
-        status = open_drafts(run, samples, &drafts);
-    }
+    Status status = open_drafts(run, samples, &drafts);
     if (status == STATUS_OK) {
         status = complete_drafts(run, &drafts);
+    }
+    if (status == STATUS_OK) {
+        status = executor_drain(run->executor);
     }
     if (status == STATUS_OK) {
         record_drafts(run, &drafts, samples, records);
         status = gather(run, records, num);
     }
-    close_drafts(&drafts);
+    close_drafts(run, &drafts);
     return status;
 }
 
@@ -266,7 +361,7 @@ static Status generate_and_write(const CaptionRun *run, TrainerCaption **caption
     TRY(MEMORY_NEW(&records, num * (1 + (int64_t)run->max_new_tokens)));
     Status status = generate(run, records, num);
     TrainerCaption *captions = NULL;
-    if (status == STATUS_OK && place->rank == place->llm.first_rank) {
+    if (status == STATUS_OK && place->rank == place_decoder(place)->grid.first_rank) {
         status = MEMORY_NEW(&captions, num);
         if (status == STATUS_OK) {
             status = write_captions(run, records, num, captions);
@@ -293,13 +388,14 @@ Status caption_generate(const CaptionRun *run, TrainerCaption **captions_out, in
     Executor *executor = run->executor;
     *captions_out = NULL;
     *num_out = 0;
-    if (executor->place->is_encoder) {
-        const ExecutorPass pass = {
-            .schedule = run->encode, .feed = run->feed, .step = run->step, .label = "captions "};
-        TRY(executor_run(executor, &pass));
-    }
+    const ExecutorPass pass = {.schedule = run->encode,
+                               .feed = run->feed,
+                               .step = run->step,
+                               .label = "captions ",
+                               .is_generation = true};
+    TRY(executor_run(executor, &pass));
     Status status =
-        executor->place->is_encoder ? follow(run) : generate_and_write(run, captions_out, num_out);
+        executor_decoder(executor) ? generate_and_write(run, captions_out, num_out) : follow(run);
     if (status != STATUS_OK) {
         return executor_fail(status, "", "CAPTION", run->step, -1);
     }

@@ -1,5 +1,5 @@
 /* Caption: greedy generation for held-out samples. Each decoder replica generates its share, all of
- * them as one packed batch that is run forward again for each new token.
+ * them as one packed batch that is run forward again, through all its stages, for each new token.
  * Threading: the step thread.
  */
 #ifndef TRAIN_CAPTION_H
@@ -9,9 +9,8 @@
 
 typedef struct CaptionRun {
     Executor *executor;
-    Feed *feed; /* one step with one microbatch: the samples to caption */
-    Comm *dp;
-    const Schedule *encode; /* the encoder's part */
+    Feed *feed;             /* one step with one microbatch: the samples to caption */
+    const Schedule *encode; /* what brings the rows */
     int64_t step;           /* of training, for reports */
     int max_new_tokens;
     int max_tokens; /* the longest that a sample may get */

@@ -1,44 +1,63 @@
 #include "train/encoder_side.h"
 
-#include "base/clock.h"
 #include "base/memory.h"
+#include "data/audio.h"
+
+enum {
+    NO_MICROBATCH = -1
+};
 
 typedef struct EncoderSlot {
-    uint8_t *pixels; /* [images, S, S, 3] */
-    float *rows;     /* [images * rows_per_image, D] */
+    int microbatch;        /* whose input it holds */
+    uint8_t *input;        /* pixels or frames; on the first stage */
+    int32_t *frame_begins; /* [items + 1], host; audio only */
     ModuleBatch batch;
 } EncoderSlot;
 
 struct EncoderSide {
-    SideContext context;
-    EncoderSlot *slots; /* [window] */
-    float *rows_grad;   /* [images * rows_per_image, D]: used up by the action that follows */
-    int64_t pixels_bytes;
-    int64_t rows_bytes;
-    int64_t wait_ns;
+    EncoderSideOptions options;
+    EncoderSlot *slots; /* [options.slots] */
+    float **rows;       /* [options.row_slots] */
+    float **rows_grads; /* [options.row_slots] */
 };
+
+static Status allocate_rows(EncoderSide *side)
+{
+    const EncoderSideOptions *options = &side->options;
+    TRY(MEMORY_NEW(&side->rows, options->row_slots));
+    TRY(MEMORY_NEW(&side->rows_grads, options->row_slots));
+    for (int i = 0; i < options->row_slots; i++) {
+        TRY(device_alloc(options->device, options->rows_bytes, (void **)&side->rows[i]));
+        TRY(device_alloc(options->device, options->rows_bytes, (void **)&side->rows_grads[i]));
+    }
+    return STATUS_OK;
+}
 
 static Status allocate(EncoderSide *side)
 {
-    const SideContext *context = &side->context;
-    int64_t images = context->bounds.encoder_images;
-    int64_t size = context->image_size;
-    side->pixels_bytes = images * size * size * 3;
-    side->rows_bytes = images * context->rows_per_image * context->width * (int64_t)sizeof(float);
-    TRY(MEMORY_NEW(&side->slots, context->window));
-    for (int i = 0; i < context->window; i++) {
+    const EncoderSideOptions *options = &side->options;
+    TRY(MEMORY_NEW(&side->slots, options->slots));
+    for (int i = 0; i < options->slots; i++) {
         EncoderSlot *slot = &side->slots[i];
-        TRY(device_alloc(context->device, side->pixels_bytes, (void **)&slot->pixels));
-        TRY(device_alloc(context->device, side->rows_bytes, (void **)&slot->rows));
+        if (place_is_first_stage(options->place)) {
+            TRY(device_alloc(options->device, options->input_bytes, (void **)&slot->input));
+        }
+        if (options->media == SAMPLE_MEDIA_AUDIO) {
+            TRY(MEMORY_NEW(&slot->frame_begins, options->items_max + 1));
+        }
     }
-    return device_alloc(context->device, side->rows_bytes, (void **)&side->rows_grad);
+    if (place_is_last_stage(options->place)) {
+        TRY(allocate_rows(side));
+    }
+    encoder_side_begin(side);
+    return STATUS_OK;
 }
 
-Status encoder_side_create(const SideContext *context, EncoderSide **side_out)
+Status encoder_side_create(const EncoderSideOptions *options, EncoderSide **side_out)
 {
     EncoderSide *side = NULL;
     TRY(MEMORY_NEW(&side, 1));
-    side->context = *context;
+    side->options = *options;
     Status status = allocate(side);
     if (status != STATUS_OK) {
         encoder_side_destroy(side);
@@ -51,7 +70,7 @@ Status encoder_side_create(const SideContext *context, EncoderSide **side_out)
 static void release(const EncoderSide *side, void *memory, int64_t size_bytes)
 {
     if (memory) {
-        device_free(side->context.device, memory, size_bytes);
+        device_free(side->options.device, memory, size_bytes);
     }
 }
 
@@ -60,73 +79,68 @@ void encoder_side_destroy(EncoderSide *side)
     if (!side) {
         return;
     }
-    for (int i = 0; side->slots && i < side->context.window; i++) {
-        release(side, side->slots[i].pixels, side->pixels_bytes);
-        release(side, side->slots[i].rows, side->rows_bytes);
+    const EncoderSideOptions *options = &side->options;
+    for (int i = 0; side->slots && i < options->slots; i++) {
+        release(side, side->slots[i].input, options->input_bytes);
+        memory_free(side->slots[i].frame_begins);
     }
-    release(side, side->rows_grad, side->rows_bytes);
+    for (int i = 0; side->rows_grads && i < options->row_slots; i++) {
+        release(side, side->rows[i], options->rows_bytes);
+        release(side, side->rows_grads[i], options->rows_bytes);
+    }
+    memory_free((void *)side->rows);
+    memory_free((void *)side->rows_grads);
     memory_free(side->slots);
     memory_free(side);
 }
 
-static EncoderSlot *slot_of(EncoderSide *side, int microbatch)
+void encoder_side_begin(EncoderSide *side)
 {
-    return &side->slots[microbatch % side->context.window];
+    for (int i = 0; i < side->options.slots; i++) {
+        side->slots[i].microbatch = NO_MICROBATCH;
+    }
 }
 
-Status encoder_side_encode(EncoderSide *side, Feed *feed, int microbatch, double *rows_square)
+static Status fill(EncoderSide *side, EncoderSlot *slot, Feed *feed, int microbatch, Stream *stream)
 {
-    const SideContext *context = &side->context;
-    EncoderSlot *slot = slot_of(side, microbatch);
-    /* The slot's last rows have left. */
-    TRY(boundary_finish(context->boundary, BOUNDARY_ROWS, microbatch - context->window + 1,
-                        context->stream));
-    TRY(feed_take_images(feed, microbatch, slot->pixels, context->stream));
-    const StepMicrobatch *part = &feed_plan(feed)->microbatches[microbatch];
-    int64_t images = range_count(part->encoder_items[context->place->dp]);
-    slot->batch = (ModuleBatch){.num_images = images, .pixels = slot->pixels};
-    TRY(context->module->ops->forward(context->module, microbatch % context->window, &slot->batch,
-                                      slot->rows, NULL));
-    return context->kernels->sum_squares(rows_square, slot->rows,
-                                         images * context->rows_per_image * context->width,
-                                         context->stream);
-}
-
-Status encoder_side_send(EncoderSide *side, Feed *feed, int microbatch)
-{
-    const BoundaryCrossing crossing = {.direction = BOUNDARY_ROWS,
-                                       .plan = feed_plan(feed),
-                                       .microbatch = microbatch,
-                                       .kind = feed_kind(feed),
-                                       .source = slot_of(side, microbatch)->rows};
-    return boundary_start(side->context.boundary, &crossing, side->context.stream);
-}
-
-Status encoder_side_recv_grad(EncoderSide *side, Feed *feed, int microbatch)
-{
-    const BoundaryCrossing crossing = {.direction = BOUNDARY_GRADS,
-                                       .plan = feed_plan(feed),
-                                       .microbatch = microbatch,
-                                       .kind = feed_kind(feed),
-                                       .destination = side->rows_grad};
-    int64_t begin_ns = clock_now_ns();
-    TRY(boundary_start(side->context.boundary, &crossing, side->context.stream));
-    TRY(boundary_finish(side->context.boundary, BOUNDARY_GRADS, microbatch + 1,
-                        side->context.stream));
-    side->wait_ns += clock_now_ns() - begin_ns;
+    const EncoderSideOptions *options = &side->options;
+    const StepPlan *plan = feed_plan(feed);
+    int dp = options->place->coords.at[GRID_AXIS_DP];
+    Range items = plan->microbatches[microbatch].crossings[options->encoder].encoder_items[dp];
+    bool is_audio = options->media == SAMPLE_MEDIA_AUDIO;
+    slot->batch = (ModuleBatch){.num_items = range_count(items)};
+    CHECK(slot->batch.num_items <= options->items_max);
+    for (int64_t i = 0; is_audio && i < slot->batch.num_items; i++) {
+        int64_t frames = audio_frames(plan->items[options->encoder][items.begin + i].rows);
+        slot->frame_begins[i + 1] = slot->frame_begins[i] + (int32_t)frames;
+    }
+    slot->batch.frame_begins = slot->frame_begins;
+    if (slot->input) {
+        TRY(feed_take_items(feed, options->encoder, microbatch, slot->input, stream));
+        slot->batch.pixels = is_audio ? NULL : slot->input;
+        slot->batch.frames = is_audio ? (const float *)(const void *)slot->input : NULL;
+    }
+    slot->microbatch = microbatch;
     return STATUS_OK;
 }
 
-Status encoder_side_backward(EncoderSide *side, int microbatch)
+Status encoder_side_batch(EncoderSide *side, Feed *feed, int microbatch, Stream *stream,
+                          const ModuleBatch **batch_out)
 {
-    const SideContext *context = &side->context;
-    return context->module->ops->backward(context->module, microbatch % context->window,
-                                          &slot_of(side, microbatch)->batch, side->rows_grad);
+    EncoderSlot *slot = &side->slots[microbatch % side->options.slots];
+    if (slot->microbatch != microbatch) {
+        TRY(fill(side, slot, feed, microbatch, stream));
+    }
+    *batch_out = &slot->batch;
+    return STATUS_OK;
 }
 
-double encoder_side_take_wait(EncoderSide *side)
+float *encoder_side_rows(const EncoderSide *side, int microbatch)
 {
-    double seconds = (double)side->wait_ns / (double)CLOCK_NS_PER_S;
-    side->wait_ns = 0;
-    return seconds;
+    return side->rows ? side->rows[microbatch % side->options.row_slots] : NULL;
+}
+
+float *encoder_side_rows_grad(const EncoderSide *side, int microbatch)
+{
+    return side->rows_grads ? side->rows_grads[microbatch % side->options.row_slots] : NULL;
 }

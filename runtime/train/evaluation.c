@@ -14,12 +14,14 @@ typedef enum EvaluationPass {
 } EvaluationPass;
 
 struct Evaluation {
-    EvaluationOptions options;
+    const JobSpec *spec;
+    const Place *place;
+    ScheduleGraph graph;
     Dataset *dataset;
     StepSample *samples;
     int64_t num_samples;
     int64_t *order;    /* [num_samples] all of them */
-    int64_t *shuffled; /* [num_samples] whose images each sample gets */
+    int64_t *shuffled; /* [num_samples] whose images and clips each sample gets */
     int64_t *captions; /* [num_captions] samples spread over the data */
     int num_captions;
     StepSource sources[EVALUATION_PASS_COUNT];
@@ -28,46 +30,36 @@ struct Evaluation {
 
 /* ---------------------------------------------------------------- what is shown */
 
-/* Of the samples with images each gets those of the one half the list away: neighbours are often
- * alike. */
-static Status shuffle_images(Evaluation *evaluation)
+/* Of the samples with images or clips each gets those of the one half the list away: neighbours are
+ * often alike. */
+static Status shuffle_items(Evaluation *evaluation)
 {
-    int64_t *with_images = NULL;
+    int64_t *with_items = NULL;
     int64_t num = 0;
-    TRY(MEMORY_NEW(&with_images, evaluation->num_samples));
+    TRY(MEMORY_NEW(&with_items, evaluation->num_samples));
     for (int64_t i = 0; i < evaluation->num_samples; i++) {
         evaluation->shuffled[i] = i;
-        if (evaluation->samples[i].num_images > 0) {
-            with_images[num++] = i;
+        if (evaluation->samples[i].num_items > 0) {
+            with_items[num++] = i;
         }
     }
     for (int64_t i = 0; i < num; i++) {
-        evaluation->shuffled[with_images[i]] = with_images[(i + (num + 1) / 2) % num];
+        evaluation->shuffled[with_items[i]] = with_items[(i + (num + 1) / 2) % num];
     }
-    memory_free(with_images);
+    memory_free(with_items);
     return STATUS_OK;
 }
 
 static void set_sources(Evaluation *evaluation)
 {
-    const EvaluationOptions *options = &evaluation->options;
-    const JobSpec *spec = options->spec;
-    StepSource source = {
-        .seed = spec->training->seed,
-        .samples = evaluation->samples,
-        .num_samples = evaluation->num_samples,
-        .order = evaluation->order,
-        .num_ordered = evaluation->num_samples,
-        .batch = spec->training->global_batch,
-        .microbatches = spec->training->microbatches,
-        .encoder_dp = options->place->encoder.sizes[GRID_AXIS_DP],
-        .llm_dp = options->place->llm.sizes[GRID_AXIS_DP],
-        .rows_per_image = module_rows_per_image(spec->model),
-    };
+    StepSource source = feed_source(evaluation->spec, evaluation->place, evaluation->samples,
+                                    evaluation->num_samples);
+    source.order = evaluation->order;
+    source.num_ordered = evaluation->num_samples;
     evaluation->sources[EVALUATION_RIGHT] = source;
-    source.image_from = evaluation->shuffled;
+    source.items_from = evaluation->shuffled;
     evaluation->sources[EVALUATION_SHUFFLED] = source;
-    source.image_from = NULL;
+    source.items_from = NULL;
     source.order = evaluation->captions;
     source.num_ordered = evaluation->num_captions;
     source.batch = evaluation->num_captions > 0 ? evaluation->num_captions : 1;
@@ -78,7 +70,7 @@ static void set_sources(Evaluation *evaluation)
 static Status choose_samples(Evaluation *evaluation)
 {
     int64_t count = evaluation->num_samples;
-    int64_t wanted = evaluation->options.spec->evaluation->captions;
+    int64_t wanted = evaluation->spec->evaluation->captions;
     evaluation->num_captions = (int)(wanted < count ? wanted : count);
     TRY(feed_read_sizes(evaluation->dataset, &evaluation->samples));
     TRY(MEMORY_NEW(&evaluation->order, count));
@@ -90,48 +82,28 @@ static Status choose_samples(Evaluation *evaluation)
     for (int64_t i = 0; i < evaluation->num_captions; i++) {
         evaluation->captions[i] = i * count / evaluation->num_captions;
     }
-    return shuffle_images(evaluation);
-}
-
-static Status make_schedules(Evaluation *evaluation)
-{
-    const EvaluationOptions *options = &evaluation->options;
-    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
-        const ScheduleOptions schedule = {.graph = options->graph,
-                                          .microbatches = evaluation->sources[p].microbatches,
-                                          .window = options->window};
-        int module = options->place->is_encoder ? 0 : 1;
-        TRY(schedule_make(&schedule, module, &evaluation->schedules[p]));
-    }
-    return STATUS_OK;
+    return shuffle_items(evaluation);
 }
 
 static Status open_all(Evaluation *evaluation)
 {
-    const JobSpec *spec = evaluation->options.spec;
-    const DatasetOptions options = {
-        .patterns = spec->data->heldout,
-        .num_patterns = (int)spec->data->n_heldout,
-        .prompt = spec->data->prompt,
-        .rows_per_image = module_rows_per_image(spec->model),
-        .image_size = spec->model->vision->image_size,
-        .max_tokens = spec->model->llm->max_tokens,
-    };
-    TRY(dataset_open(&options, &evaluation->dataset));
+    const DataSpec *data = evaluation->spec->data;
+    TRY(feed_open_dataset(evaluation->spec, data->heldout, data->n_heldout, &evaluation->dataset));
     evaluation->num_samples = dataset_count(evaluation->dataset);
     if (evaluation->num_samples == 0) {
         return fail(STATUS_INVALID, "data.heldout has no samples");
     }
     TRY(choose_samples(evaluation));
     set_sources(evaluation);
-    return make_schedules(evaluation);
+    return STATUS_OK;
 }
 
-Status evaluation_open(const EvaluationOptions *options, Evaluation **evaluation_out)
+Status evaluation_open(const JobSpec *spec, const Place *place, Evaluation **evaluation_out)
 {
     Evaluation *evaluation = NULL;
     TRY(MEMORY_NEW(&evaluation, 1));
-    evaluation->options = *options;
+    evaluation->spec = spec;
+    evaluation->place = place;
     Status status = open_all(evaluation);
     if (status != STATUS_OK) {
         evaluation_close(evaluation);
@@ -157,29 +129,56 @@ void evaluation_close(Evaluation *evaluation)
     memory_free(evaluation);
 }
 
-static void widen(StepBounds *bounds, const StepBounds *other)
+Status evaluation_schedule(Evaluation *evaluation, const ScheduleGraph *graph, int window)
 {
-    const int64_t *from = &other->encoder_images;
-    int64_t *to = &bounds->encoder_images;
-    for (size_t i = 0; i < sizeof *bounds / sizeof *to; i++) {
-        to[i] = from[i] > to[i] ? from[i] : to[i];
+    evaluation->graph = *graph;
+    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
+        const ScheduleOptions options = {.graph = &evaluation->graph,
+                                         .microbatches = evaluation->sources[p].microbatches,
+                                         .window = window};
+        TRY(schedule_make(&options, evaluation->place->rank, &evaluation->schedules[p]));
     }
+    return STATUS_OK;
 }
 
-Status evaluation_bounds(const Evaluation *evaluation, StepBounds *bounds_out)
+Status evaluation_bounds(const Evaluation *evaluation, StepBounds *bounds_out,
+                         int64_t *whole_rows_out)
 {
     StepBounds all = {0};
+    int64_t whole_rows = 0;
     for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
         StepBounds bounds;
         TRY(step_plan_bounds(&evaluation->sources[p], &bounds));
         if (p == EVALUATION_CAPTIONS) {
-            bounds.llm_tokens +=
-                bounds.llm_segments * evaluation->options.spec->evaluation->max_new_tokens;
+            bounds.llm_tokens += bounds.llm_segments * evaluation->spec->evaluation->max_new_tokens;
+            for (int e = 0; e < place_num_encoders(evaluation->place); e++) {
+                whole_rows += evaluation->num_captions > 0 ? bounds.llm_rows[e] : 0;
+            }
         }
-        widen(&all, &bounds);
+        step_bounds_widen(&all, &bounds);
     }
     *bounds_out = all;
+    *whole_rows_out = whole_rows;
     return STATUS_OK;
+}
+
+static int larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+void evaluation_widen_slots(const Evaluation *evaluation, ScheduleSlots *slots)
+{
+    for (int p = 0; p < EVALUATION_PASS_COUNT; p++) {
+        for (int i = 0; i < evaluation->place->num_modules; i++) {
+            const ScheduleSlots *needed = &evaluation->schedules[p].slots[i];
+            for (int c = 0; c < SCHEDULE_CHUNKS_MAX; c++) {
+                slots[i].chunks[c] = larger(slots[i].chunks[c], needed->chunks[c]);
+            }
+            slots[i].microbatches = larger(slots[i].microbatches, needed->microbatches);
+            slots[i].rows = larger(slots[i].rows, needed->rows);
+        }
+    }
 }
 
 uint64_t evaluation_data_hash(const Evaluation *evaluation)
@@ -196,8 +195,8 @@ static Status open_feed(const Evaluation *evaluation, const Executor *executor, 
     const FeedOptions options = {
         .dataset = evaluation->dataset,
         .source = source,
-        .place = evaluation->options.place,
-        .loader_threads = evaluation->options.spec->data->loader_threads,
+        .place = evaluation->place,
+        .loader_threads = evaluation->spec->data->loader_threads,
         .first_step = 1,
         .last_step = step_plan_count(source),
         .kind = 1 + (uint64_t)pass, /* 0 is training */
@@ -220,7 +219,7 @@ static Status run_steps(Evaluation *evaluation, Executor *executor, EvaluationPa
         feed_begin(feed, i);
         TRY(executor_run(executor, &pass));
         TRY(stream_wait(executor->stream, clock_deadline_in_ms(executor->timeout_ms)));
-        *loss_sum += executor->place->tp == 0 ? executor->loss_sum : 0.0;
+        *loss_sum += executor_counts_loss(executor) ? executor->loss_sum : 0.0;
         *labels += feed_plan(feed)->num_labels;
     }
     return STATUS_OK;
@@ -236,8 +235,8 @@ static Status run_loss(Evaluation *evaluation, Executor *executor, EvaluationPas
     Status status = run_steps(evaluation, executor, kind, feed, step, &loss_sum, &labels);
     feed_destroy(feed);
     TRY(status);
-    TRY(vote_sum(executor->world, &executor->ballot_device->encoder_square, &loss_sum, 1,
-                 executor->stream, executor->timeout_ms));
+    TRY(vote_reduce(executor->world, executor->ballot_device->squares, &loss_sum, 1,
+                    COMM_REDUCE_SUM, executor->stream, executor->timeout_ms));
     *loss_out = labels > 0 ? loss_sum / (double)labels : 0.0;
     *labels_out = labels;
     return STATUS_OK;
@@ -254,11 +253,10 @@ static Status run_captions(Evaluation *evaluation, Executor *executor, int64_t s
     feed_begin(feed, 1);
     const CaptionRun run = {.executor = executor,
                             .feed = feed,
-                            .dp = evaluation->options.dp,
                             .encode = &evaluation->schedules[EVALUATION_CAPTIONS],
                             .step = step,
-                            .max_new_tokens = evaluation->options.spec->evaluation->max_new_tokens,
-                            .max_tokens = evaluation->options.spec->model->llm->max_tokens};
+                            .max_new_tokens = evaluation->spec->evaluation->max_new_tokens,
+                            .max_tokens = evaluation->spec->model->llm->max_tokens};
     Status status = caption_generate(&run, &result->captions, &result->num_captions);
     feed_destroy(feed);
     TRY(status);

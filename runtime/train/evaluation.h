@@ -11,21 +11,20 @@
 
 typedef struct Evaluation Evaluation;
 
-typedef struct EvaluationOptions {
-    const JobSpec *spec; /* borrowed, as all here */
-    const ScheduleGraph *graph;
-    const Place *place;
-    Comm *dp; /* of this rank's module */
-    int window;
-} EvaluationOptions;
-
-/* Opens the held-out data. Owned: evaluation_close. */
-Status evaluation_open(const EvaluationOptions *options,
+/* Opens the held-out data. `spec` and `place` are borrowed. Owned: evaluation_close. */
+Status evaluation_open(const JobSpec *spec, const Place *place,
                        Evaluation **evaluation_out) STATUS_CHECKED;
 void evaluation_close(Evaluation *evaluation);
 
-/* What its passes need at most. */
-Status evaluation_bounds(const Evaluation *evaluation, StepBounds *bounds_out) STATUS_CHECKED;
+/* Makes the schedules of its passes; the graph is copied. */
+Status evaluation_schedule(Evaluation *evaluation, const ScheduleGraph *graph,
+                           int window) STATUS_CHECKED;
+
+/* What its passes need at most; and the rows of a replica that generation needs at once. */
+Status evaluation_bounds(const Evaluation *evaluation, StepBounds *bounds_out,
+                         int64_t *whole_rows_out) STATUS_CHECKED;
+/* Raises slots [modules] to what its passes need. */
+void evaluation_widen_slots(const Evaluation *evaluation, ScheduleSlots *slots);
 uint64_t evaluation_data_hash(const Evaluation *evaluation);
 
 /* Collective over the world. *result_out is owned by the caller (evaluation_result_done); captions

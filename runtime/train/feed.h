@@ -1,9 +1,8 @@
-/* Feed: the steps' plans of one data set, and on encoder ranks their images, decoded ahead of use
- * by loader threads.
+/* Feed: the steps' plans of one data set, and on the ranks of encoders' first stages their images
+ * or clips, decoded ahead of use by loader threads.
  *
- * Use: feed_begin plans a step (steps follow one another); on encoder ranks each microbatch's
- * images are taken once, in order.
- * Threading: the step thread; loader threads live inside.
+ * Use: feed_begin plans a step (steps follow one another); on those ranks each microbatch's items
+ * are taken once, in order. Threading: the step thread; loader threads live inside.
  */
 #ifndef TRAIN_FEED_H
 #define TRAIN_FEED_H
@@ -20,11 +19,12 @@ typedef struct FeedOptions {
     const StepSource *source; /* copied; its arrays are borrowed */
     const Place *place;       /* borrowed */
     int loader_threads;
-    int64_t cache_bytes; /* decoded images may be kept up to this; 0: each is used once */
-    int64_t first_step;  /* 1: from the beginning */
+    int64_t
+        cache_bytes; /* decoded items may be kept up to this, of each media; 0: each is used once */
+    int64_t first_step; /* 1: from the beginning */
     int64_t last_step;
-    uint64_t kind;           /* tells the boundary's messages apart */
-    int64_t timeout_ms;      /* for one microbatch's images */
+    uint64_t kind;           /* tells the boundaries' messages apart */
+    int64_t timeout_ms;      /* for one microbatch's items */
     const atomic_bool *stop; /* ends waits; borrowed */
 } FeedOptions;
 
@@ -39,11 +39,19 @@ const StepPlan *feed_plan(const Feed *feed);
 const Dataset *feed_dataset(const Feed *feed);
 uint64_t feed_kind(const Feed *feed);
 
-/* This encoder rank's images of a microbatch: copied to `pixels` u8 [items, S, S, 3]. Waits for the
- * decoder threads. */
-Status feed_take_images(Feed *feed, int microbatch, uint8_t *pixels, Stream *stream) STATUS_CHECKED;
+/* This rank's items of a microbatch for one encoder, on its first stage: copied to `data`, one
+ * after another (loader.h). Waits for the decoder threads. */
+Status feed_take_items(Feed *feed, int encoder, int microbatch, uint8_t *data,
+                       Stream *stream) STATUS_CHECKED;
 
-/* The sizes of all samples of a data set. Owned by the caller (memory_free). */
+/* Opens shards as the job's modules want them. Owned by the caller (dataset_close). */
+Status feed_open_dataset(const JobSpec *spec, char *const *patterns, size_t num_patterns,
+                         Dataset **dataset_out) STATUS_CHECKED;
+/* What all steps over these samples have in common. */
+StepSource feed_source(const JobSpec *spec, const Place *place, const StepSample *samples,
+                       int64_t num_samples);
+/* The sizes of all samples of a data set, which must stay open. Owned by the caller (memory_free).
+ */
 Status feed_read_sizes(const Dataset *dataset, StepSample **samples_out) STATUS_CHECKED;
 
 #endif

@@ -5,6 +5,11 @@ static bool is_partial(const Param *param)
     return param->spec.grad_is_partial;
 }
 
+static bool is_tied(const Param *param)
+{
+    return param->spec.is_tied;
+}
+
 static bool is_counted(const Param *param)
 {
     return param->counts;
@@ -12,21 +17,30 @@ static bool is_counted(const Param *param)
 
 static int64_t staging_bytes(const Gradients *gradients)
 {
-    return gradients->partial.count * (int64_t)sizeof(float);
+    int64_t partial = gradients->partial.count;
+    int64_t tied = gradients->tied.count;
+    return (partial > tied ? partial : tied) * (int64_t)sizeof(float);
 }
 
-static Status prepare(Gradients *gradients)
+static Status prepare(Gradients *gradients, bool is_sharded)
 {
-    TRY(param_runs_make(gradients->params, is_partial, &gradients->partial));
-    TRY(param_runs_make(gradients->params, is_counted, &gradients->counted));
-    return device_alloc(gradients->params->device, staging_bytes(gradients),
-                        (void **)&gradients->staging);
+    const ParamSet *params = gradients->params;
+    const Comm *data = gradients->groups.data;
+    TRY(state_shard_init(params, is_sharded ? data->size : 1, is_sharded ? data->rank : 0,
+                         &gradients->shard));
+    Range all = {0, params->trained_count};
+    TRY(param_runs_make(params, is_partial, all, &gradients->partial));
+    TRY(param_runs_make(params, is_tied, all, &gradients->tied));
+    TRY(param_runs_make(params, is_counted, state_shard_range(&gradients->shard),
+                        &gradients->counted));
+    return device_alloc(params->device, staging_bytes(gradients), (void **)&gradients->staging);
 }
 
-Status gradients_init(Gradients *gradients, ParamSet *params, Comm *tp, Comm *dp)
+Status gradients_init(Gradients *gradients, ParamSet *params, const GradientGroups *groups,
+                      bool is_sharded)
 {
-    *gradients = (Gradients){.params = params, .tp = tp, .dp = dp};
-    Status status = prepare(gradients);
+    *gradients = (Gradients){.params = params, .groups = *groups};
+    Status status = prepare(gradients, is_sharded);
     if (status != STATUS_OK) {
         gradients_done(gradients);
         return status_trace(status, __FILE__, __LINE__);
@@ -40,22 +54,28 @@ void gradients_done(Gradients *gradients)
         device_free(gradients->params->device, gradients->staging, staging_bytes(gradients));
     }
     param_runs_done(&gradients->partial);
+    param_runs_done(&gradients->tied);
     param_runs_done(&gradients->counted);
+    state_shard_done(&gradients->shard);
     *gradients = (Gradients){0};
 }
 
 Status gradients_zero(Gradients *gradients, Stream *stream)
 {
     const ParamSet *params = gradients->params;
-    return stream_zero(stream, params->grads, params->count * (int64_t)sizeof(float));
+    if (params->trained_count == 0) {
+        return STATUS_OK; /* there is no buffer */
+    }
+    return stream_zero(stream, params->grads, params->trained_count * (int64_t)sizeof(float));
 }
 
-/* Between the flat buffer and the staging, where the partial runs stand side by side. */
-static Status copy_partial(Gradients *gradients, bool into_staging, Stream *stream)
+/* Between the flat buffer and the staging, where the runs stand side by side. */
+static Status copy_runs(Gradients *gradients, const ParamRuns *runs, bool into_staging,
+                        Stream *stream)
 {
     int64_t at = 0;
-    for (int i = 0; i < gradients->partial.num; i++) {
-        Range run = gradients->partial.runs[i];
+    for (int i = 0; i < runs->num; i++) {
+        Range run = runs->runs[i];
         float *flat = gradients->params->grads + run.begin;
         float *staged = gradients->staging + at;
         TRY(stream_copy(stream, into_staging ? staged : flat, into_staging ? flat : staged,
@@ -65,26 +85,38 @@ static Status copy_partial(Gradients *gradients, bool into_staging, Stream *stre
     return STATUS_OK;
 }
 
+/* One sum over the group for all runs; nothing where there is no group. */
+static Status reduce_runs(Gradients *gradients, const ParamRuns *runs, Comm *group, Stream *stream)
+{
+    if (!group || group->size == 1 || runs->count == 0) {
+        return STATUS_OK;
+    }
+    TRY(copy_runs(gradients, runs, true, stream));
+    TRY(comm_all_reduce(group, gradients->staging, runs->count, DTYPE_F32, COMM_REDUCE_SUM,
+                        stream));
+    return copy_runs(gradients, runs, false, stream);
+}
+
 Status gradients_reduce(Gradients *gradients, Stream *stream)
 {
     const ParamSet *params = gradients->params;
-    if (gradients->tp->size > 1 && gradients->partial.count > 0) {
-        TRY(copy_partial(gradients, true, stream));
-        TRY(comm_all_reduce(gradients->tp, gradients->staging, gradients->partial.count, DTYPE_F32,
-                            COMM_REDUCE_SUM, stream));
-        TRY(copy_partial(gradients, false, stream));
+    Comm *data = gradients->groups.data;
+    TRY(reduce_runs(gradients, &gradients->partial, gradients->groups.tp, stream));
+    TRY(reduce_runs(gradients, &gradients->tied, gradients->groups.tied, stream));
+    if (data->size == 1 || params->trained_count == 0) {
+        return STATUS_OK;
     }
-    if (gradients->dp->size > 1) {
-        TRY(comm_all_reduce(gradients->dp, params->grads, params->count, DTYPE_F32, COMM_REDUCE_SUM,
-                            stream));
+    if (gradients->shard.num_parts > 1) {
+        return comm_reduce_scatter(data, params->grads, gradients->shard.bytes, stream);
     }
-    return STATUS_OK;
+    return comm_all_reduce(data, params->grads, params->trained_count, DTYPE_F32, COMM_REDUCE_SUM,
+                           stream);
 }
 
 Status gradients_add_square(const Gradients *gradients, const Kernels *kernels, double *square,
                             Stream *stream)
 {
-    if (gradients->dp->rank != 0) {
+    if (gradients->shard.num_parts == 1 && gradients->groups.data->rank != 0) {
         return STATUS_OK; /* a copy of what rank 0 counts */
     }
     for (int i = 0; i < gradients->counted.num; i++) {

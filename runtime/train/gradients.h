@@ -1,25 +1,37 @@
 /* Gradients: makes each rank's gradients those of the whole step: sums over tp (where each rank has
- * a part only), then over dp. Sums only: the loss is scaled once, by the step's label count, so a
- * mean anywhere would be wrong.
- * Threading: the step thread.
+ * a part only), over the two ends of the pipeline (tied parameters), then over the replicas (cp and
+ * dp). Sums only: the loss is scaled once, by the step's label count, so a mean anywhere would be
+ * wrong.
+ *
+ * Whole: after the reduction every replica has all sums. Sharded (ZeRO-1): each has those of its
+ * own range of the flat buffer (state_shard.h), the rest is undefined. Threading: the step thread.
  */
 #ifndef TRAIN_GRADIENTS_H
 #define TRAIN_GRADIENTS_H
 
+#include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "train/param_runs.h"
-#include "train/place.h"
+#include "train/state_shard.h"
+
+typedef struct GradientGroups {
+    Comm *tp;
+    Comm *tied; /* first and last stage; NULL on the others and where there is one stage */
+    Comm *data; /* cp and dp */
+} GradientGroups;
 
 typedef struct Gradients {
     ParamSet *params; /* borrowed, as all here */
-    Comm *tp;
-    Comm *dp;
-    ParamRuns partial; /* a part on every tp rank */
-    ParamRuns counted; /* counted by this rank in sums over tp */
-    float *staging;    /* [partial.count]: one sum instead of many */
+    GradientGroups groups;
+    StateShard shard;
+    ParamRuns partial; /* trained parameters with a part on every tp rank */
+    ParamRuns tied;
+    ParamRuns counted; /* trained, counted by this rank in sums over tp and pp */
+    float *staging;    /* [larger of partial.count, tied.count]: one sum instead of many */
 } Gradients;
 
-Status gradients_init(Gradients *gradients, ParamSet *params, Comm *tp, Comm *dp) STATUS_CHECKED;
+Status gradients_init(Gradients *gradients, ParamSet *params, const GradientGroups *groups,
+                      bool is_sharded) STATUS_CHECKED;
 void gradients_done(Gradients *gradients);
 
 Status gradients_zero(Gradients *gradients, Stream *stream) STATUS_CHECKED;

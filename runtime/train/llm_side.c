@@ -1,39 +1,65 @@
 #include "train/llm_side.h"
 
-#include "base/clock.h"
 #include "base/memory.h"
 
-struct LlmSide {
-    SideContext context;
-    TextBatch text;
-    ModuleBatch batch;  /* of the microbatch at hand */
-    float **rows;       /* [window] of [rows, D] */
-    float **rows_grads; /* [window] of [rows, D] */
-    int64_t rows_bytes;
-    int64_t wait_ns;
+enum {
+    NO_MICROBATCH = -1
 };
+
+typedef struct LlmSlot {
+    int microbatch; /* whose text it holds */
+    TextBatch *text;
+    ModuleBatch batch;
+} LlmSlot;
+
+struct LlmSide {
+    LlmSideOptions options;
+    LlmSlot *slots;     /* [options.slots] */
+    float **rows;       /* [options.row_slots] */
+    float **rows_grads; /* [options.row_slots] */
+    float *whole_rows;
+};
+
+static int64_t rows_bytes(const LlmSide *side)
+{
+    return side->options.text.rows_max * side->options.width * (int64_t)sizeof(float);
+}
+
+static int64_t whole_bytes(const LlmSide *side)
+{
+    return side->options.whole_rows * side->options.width * (int64_t)sizeof(float);
+}
+
+static Status allocate_rows(LlmSide *side)
+{
+    Device *device = side->options.text.device;
+    TRY(MEMORY_NEW(&side->rows, side->options.row_slots));
+    TRY(MEMORY_NEW(&side->rows_grads, side->options.row_slots));
+    for (int i = 0; i < side->options.row_slots; i++) {
+        TRY(device_alloc(device, rows_bytes(side), (void **)&side->rows[i]));
+        TRY(device_alloc(device, rows_bytes(side), (void **)&side->rows_grads[i]));
+    }
+    return device_alloc(device, whole_bytes(side), (void **)&side->whole_rows);
+}
 
 static Status allocate(LlmSide *side)
 {
-    const SideContext *context = &side->context;
-    const StepBounds *bounds = &context->bounds;
-    side->rows_bytes = bounds->llm_rows * context->width * (int64_t)sizeof(float);
-    TRY(text_batch_init(&side->text, context->device, bounds->llm_tokens,
-                        (int32_t)bounds->llm_segments, bounds->llm_rows));
-    TRY(MEMORY_NEW(&side->rows, context->window));
-    TRY(MEMORY_NEW(&side->rows_grads, context->window));
-    for (int i = 0; i < context->window; i++) {
-        TRY(device_alloc(context->device, side->rows_bytes, (void **)&side->rows[i]));
-        TRY(device_alloc(context->device, side->rows_bytes, (void **)&side->rows_grads[i]));
+    TRY(MEMORY_NEW(&side->slots, side->options.slots));
+    for (int i = 0; i < side->options.slots; i++) {
+        TRY(text_batch_create(&side->options.text, &side->slots[i].text));
     }
+    if (place_is_first_stage(side->options.place)) {
+        TRY(allocate_rows(side));
+    }
+    llm_side_begin(side);
     return STATUS_OK;
 }
 
-Status llm_side_create(const SideContext *context, LlmSide **side_out)
+Status llm_side_create(const LlmSideOptions *options, LlmSide **side_out)
 {
     LlmSide *side = NULL;
     TRY(MEMORY_NEW(&side, 1));
-    side->context = *context;
+    side->options = *options;
     Status status = allocate(side);
     if (status != STATUS_OK) {
         llm_side_destroy(side);
@@ -43,14 +69,11 @@ Status llm_side_create(const SideContext *context, LlmSide **side_out)
     return STATUS_OK;
 }
 
-static void release(const LlmSide *side, float **buffers)
+static void release(const LlmSide *side, float *memory, int64_t size_bytes)
 {
-    for (int i = 0; buffers && i < side->context.window; i++) {
-        if (buffers[i]) {
-            device_free(side->context.device, buffers[i], side->rows_bytes);
-        }
+    if (memory) {
+        device_free(side->options.text.device, memory, size_bytes);
     }
-    memory_free((void *)buffers);
 }
 
 void llm_side_destroy(LlmSide *side)
@@ -58,105 +81,80 @@ void llm_side_destroy(LlmSide *side)
     if (!side) {
         return;
     }
-    release(side, side->rows);
-    release(side, side->rows_grads);
-    text_batch_done(&side->text);
+    for (int i = 0; side->slots && i < side->options.slots; i++) {
+        text_batch_destroy(side->slots[i].text);
+    }
+    for (int i = 0; side->rows_grads && i < side->options.row_slots; i++) {
+        release(side, side->rows[i], rows_bytes(side));
+        release(side, side->rows_grads[i], rows_bytes(side));
+    }
+    release(side, side->whole_rows, whole_bytes(side));
+    memory_free((void *)side->rows);
+    memory_free((void *)side->rows_grads);
+    memory_free(side->slots);
     memory_free(side);
 }
 
-/* ---------------------------------------------------------------- rows and text */
-
-static Status start_rows(LlmSide *side, Feed *feed, int microbatch)
+void llm_side_begin(LlmSide *side)
 {
-    const SideContext *context = &side->context;
-    const BoundaryCrossing crossing = {.direction = BOUNDARY_ROWS,
-                                       .plan = feed_plan(feed),
-                                       .microbatch = microbatch,
-                                       .kind = feed_kind(feed),
-                                       .destination = side->rows[microbatch % context->window]};
-    return boundary_start(context->boundary, &crossing, context->stream);
+    for (int i = 0; i < side->options.slots; i++) {
+        side->slots[i].microbatch = NO_MICROBATCH;
+    }
 }
 
-static Status finish_rows(LlmSide *side, int microbatch)
+static LlmSlot *slot_of(const LlmSide *side, int microbatch)
 {
-    int64_t begin_ns = clock_now_ns();
-    TRY(boundary_finish(side->context.boundary, BOUNDARY_ROWS, microbatch + 1,
-                        side->context.stream));
-    side->wait_ns += clock_now_ns() - begin_ns;
+    return &side->slots[microbatch % side->options.slots];
+}
+
+static Status pack(LlmSide *side, LlmSlot *slot, const Feed *feed, int microbatch, Stream *stream)
+{
+    const StepPlan *plan = feed_plan(feed);
+    int dp = side->options.place->coords.at[GRID_AXIS_DP];
+    Range samples = plan->microbatches[microbatch].llm_samples[dp];
+    text_batch_begin(slot->text);
+    for (int64_t i = samples.begin; i < samples.end; i++) {
+        TRY(text_batch_add(slot->text, feed_dataset(feed), plan->samples[i]));
+    }
+    TRY(text_batch_upload(slot->text, stream, &slot->batch));
+    slot->microbatch = microbatch;
     return STATUS_OK;
 }
 
-static Status pack(LlmSide *side, const Feed *feed, int microbatch)
+Status llm_side_batch(LlmSide *side, Feed *feed, int microbatch, float loss_scale, Stream *stream,
+                      const ModuleBatch **batch_out)
 {
-    const SideContext *context = &side->context;
-    const StepPlan *plan = feed_plan(feed);
-    Range samples = plan->microbatches[microbatch].llm_samples[context->place->dp];
-    text_batch_begin(&side->text);
-    for (int64_t i = samples.begin; i < samples.end; i++) {
-        int64_t images = plan->source.samples[plan->samples[i]].num_images;
-        TRY(text_batch_add(&side->text, feed_dataset(feed), plan->samples[i],
-                           images * context->rows_per_image));
+    LlmSlot *slot = slot_of(side, microbatch);
+    if (slot->microbatch != microbatch) {
+        TRY(pack(side, slot, feed, microbatch, stream));
+        slot->batch.rows = llm_side_rows(side, microbatch);
+        slot->batch.loss_scale = loss_scale;
     }
-    return text_batch_upload(&side->text, context->stream, &side->batch);
+    *batch_out = &slot->batch;
+    return STATUS_OK;
 }
 
-Status llm_side_recv_rows(LlmSide *side, Feed *feed, int microbatch)
+int64_t llm_side_count_rows(const LlmSide *side, int microbatch, int encoder)
 {
-    TRY(start_rows(side, feed, microbatch));
-    return finish_rows(side, microbatch);
+    return text_batch_count_rows(slot_of(side, microbatch)->text, encoder);
 }
 
-Status llm_side_recv(LlmSide *side, Feed *feed, int microbatch)
+float *llm_side_rows(const LlmSide *side, int microbatch)
 {
-    TRY(start_rows(side, feed, microbatch));
-    TRY(pack(side, feed, microbatch));
-    return finish_rows(side, microbatch);
+    return side->rows ? side->rows[microbatch % side->options.row_slots] : NULL;
 }
 
-/* ---------------------------------------------------------------- compute */
-
-Status llm_side_forward(LlmSide *side, int microbatch, float loss_scale, double *loss_sum)
+float *llm_side_rows_grad(const LlmSide *side, int microbatch)
 {
-    const SideContext *context = &side->context;
-    side->batch.rows = side->rows[microbatch % context->window];
-    side->batch.loss_scale = loss_scale;
-    return context->module->ops->forward(context->module, 0, &side->batch, NULL, loss_sum);
+    return side->rows_grads ? side->rows_grads[microbatch % side->options.row_slots] : NULL;
 }
 
-Status llm_side_backward(LlmSide *side, int microbatch)
+float *llm_side_whole_rows(const LlmSide *side)
 {
-    const SideContext *context = &side->context;
-    /* The buffer's last gradients have left. */
-    TRY(boundary_finish(context->boundary, BOUNDARY_GRADS, microbatch - context->window + 1,
-                        context->stream));
-    return context->module->ops->backward(context->module, 0, &side->batch,
-                                          side->rows_grads[microbatch % context->window]);
-}
-
-Status llm_side_send_grad(LlmSide *side, Feed *feed, int microbatch)
-{
-    const SideContext *context = &side->context;
-    const BoundaryCrossing crossing = {.direction = BOUNDARY_GRADS,
-                                       .plan = feed_plan(feed),
-                                       .microbatch = microbatch,
-                                       .kind = feed_kind(feed),
-                                       .source = side->rows_grads[microbatch % context->window]};
-    return boundary_start(context->boundary, &crossing, context->stream);
+    return side->whole_rows;
 }
 
 TextBatch *llm_side_text(LlmSide *side)
 {
-    return &side->text;
-}
-
-const float *llm_side_rows(const LlmSide *side, int microbatch)
-{
-    return side->rows[microbatch % side->context.window];
-}
-
-double llm_side_take_wait(LlmSide *side)
-{
-    double seconds = (double)side->wait_ns / (double)CLOCK_NS_PER_S;
-    side->wait_ns = 0;
-    return seconds;
+    return side->slots[0].text;
 }

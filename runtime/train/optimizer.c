@@ -12,23 +12,33 @@ static bool is_not_decayed(const Param *param)
     return !param->spec.decay;
 }
 
+static int64_t state_bytes(const Optimizer *optimizer)
+{
+    return range_count(state_shard_range(&optimizer->shard)) * (int64_t)sizeof(float);
+}
+
 static Status prepare(Optimizer *optimizer)
 {
     const ParamSet *params = optimizer->params;
-    TRY(param_runs_make(params, is_decayed, &optimizer->decayed));
-    TRY(param_runs_make(params, is_not_decayed, &optimizer->others));
-    if (optimizer->spec->kind == VIADUCT__V1__OPTIMIZER_SPEC__KIND__SGD) {
+    const OptimizerSpec *spec = optimizer->spec;
+    const Comm *data = optimizer->data;
+    bool is_sharded = spec->sharding == VIADUCT__V1__OPTIMIZER_SPEC__SHARDING__ZERO1;
+    TRY(state_shard_init(params, is_sharded ? data->size : 1, is_sharded ? data->rank : 0,
+                         &optimizer->shard));
+    Range range = state_shard_range(&optimizer->shard);
+    TRY(param_runs_make(params, is_decayed, range, &optimizer->decayed));
+    TRY(param_runs_make(params, is_not_decayed, range, &optimizer->others));
+    if (spec->kind == VIADUCT__V1__OPTIMIZER_SPEC__KIND__SGD) {
         return STATUS_OK;
     }
-    int64_t size_bytes = params->count * (int64_t)sizeof(float);
-    TRY(device_alloc(params->device, size_bytes, (void **)&optimizer->m));
-    return device_alloc(params->device, size_bytes, (void **)&optimizer->v);
+    TRY(device_alloc(params->device, state_bytes(optimizer), (void **)&optimizer->m));
+    return device_alloc(params->device, state_bytes(optimizer), (void **)&optimizer->v);
 }
 
 Status optimizer_init(Optimizer *optimizer, const OptimizerSpec *spec, ParamSet *params,
-                      const Kernels *kernels)
+                      const Kernels *kernels, Comm *data)
 {
-    *optimizer = (Optimizer){.spec = spec, .params = params, .kernels = kernels};
+    *optimizer = (Optimizer){.spec = spec, .params = params, .kernels = kernels, .data = data};
     Status status = prepare(optimizer);
     if (status != STATUS_OK) {
         optimizer_done(optimizer);
@@ -39,18 +49,15 @@ Status optimizer_init(Optimizer *optimizer, const OptimizerSpec *spec, ParamSet 
 
 void optimizer_done(Optimizer *optimizer)
 {
-    if (!optimizer->params) {
-        return;
-    }
-    int64_t size_bytes = optimizer->params->count * (int64_t)sizeof(float);
     if (optimizer->m) {
-        device_free(optimizer->params->device, optimizer->m, size_bytes);
+        device_free(optimizer->params->device, optimizer->m, state_bytes(optimizer));
     }
     if (optimizer->v) {
-        device_free(optimizer->params->device, optimizer->v, size_bytes);
+        device_free(optimizer->params->device, optimizer->v, state_bytes(optimizer));
     }
     param_runs_done(&optimizer->decayed);
     param_runs_done(&optimizer->others);
+    state_shard_done(&optimizer->shard);
     *optimizer = (Optimizer){0};
 }
 
@@ -60,21 +67,22 @@ static Status update_run(const Optimizer *optimizer, const OptimizerStep *step, 
     const OptimizerSpec *spec = optimizer->spec;
     float *values = optimizer->params->values + run.begin;
     const float *grads = optimizer->params->grads + run.begin;
-    if (!optimizer->m) {
+    if (spec->kind == VIADUCT__V1__OPTIMIZER_SPEC__KIND__SGD) {
         return optimizer->kernels->sgd(values, grads, range_count(run), (float)step->learning_rate,
                                        (float)weight_decay, (float)step->grad_scale, stream);
     }
     const AdamWStep adamw = {
-        .learning_rate = (float)step->learning_rate,
-        .beta1 = (float)spec->beta1,
-        .beta2 = (float)spec->beta2,
-        .epsilon = (float)spec->epsilon,
-        .weight_decay = (float)weight_decay,
+        .learning_rate = step->learning_rate,
+        .beta1 = spec->beta1,
+        .beta2 = spec->beta2,
+        .epsilon = spec->epsilon,
+        .weight_decay = weight_decay,
         .grad_scale = (float)step->grad_scale,
         .step = step->number,
     };
-    return optimizer->kernels->adamw(values, optimizer->m + run.begin, optimizer->v + run.begin,
-                                     grads, range_count(run), &adamw, stream);
+    int64_t at = run.begin - state_shard_range(&optimizer->shard).begin;
+    return optimizer->kernels->adamw(values, optimizer->m + at, optimizer->v + at, grads,
+                                     range_count(run), &adamw, stream);
 }
 
 Status optimizer_update(Optimizer *optimizer, const OptimizerStep *step, Stream *stream)
@@ -85,6 +93,10 @@ Status optimizer_update(Optimizer *optimizer, const OptimizerStep *step, Stream 
     }
     for (int i = 0; i < optimizer->others.num; i++) {
         TRY(update_run(optimizer, step, optimizer->others.runs[i], 0.0, stream));
+    }
+    if (optimizer->shard.num_parts > 1 && optimizer->params->trained_count > 0) {
+        TRY(comm_all_gather(optimizer->data, optimizer->params->values, optimizer->shard.bytes,
+                            stream));
     }
     return STATUS_OK;
 }

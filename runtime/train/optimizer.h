@@ -1,21 +1,27 @@
-/* Optimizer: AdamW or SGD over a module's flat buffer, with the learning rate's course. Weight
- * decay applies to the parameters that say so.
- * Threading: the step thread.
+/* Optimizer: AdamW or SGD over the trained part of a module's flat buffer, with the learning rate's
+ * course. Weight decay applies to the parameters that say so.
+ *
+ * Sharded (ZeRO-1): each replica holds the state of its range, updates that range and gathers the
+ * weights of the others. The result is the same bits as unsharded. Threading: the step thread.
  */
 #ifndef TRAIN_OPTIMIZER_H
 #define TRAIN_OPTIMIZER_H
 
+#include "comm/comm.h"
 #include "job/job_spec.h"
 #include "kernels/kernels.h"
 #include "train/param_runs.h"
+#include "train/state_shard.h"
 
 typedef struct Optimizer {
     const OptimizerSpec *spec; /* borrowed, as all here */
     ParamSet *params;
     const Kernels *kernels;
-    float *m; /* [params->count]; NULL with SGD */
+    Comm *data; /* the replicas */
+    StateShard shard;
+    float *m; /* [elements of this rank's range]; NULL with SGD */
     float *v;
-    ParamRuns decayed;
+    ParamRuns decayed; /* inside the range */
     ParamRuns others;
 } Optimizer;
 
@@ -26,7 +32,7 @@ typedef struct OptimizerStep {
 } OptimizerStep;
 
 Status optimizer_init(Optimizer *optimizer, const OptimizerSpec *spec, ParamSet *params,
-                      const Kernels *kernels) STATUS_CHECKED;
+                      const Kernels *kernels, Comm *data) STATUS_CHECKED;
 void optimizer_done(Optimizer *optimizer);
 
 Status optimizer_update(Optimizer *optimizer, const OptimizerStep *step,

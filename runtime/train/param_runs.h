@@ -1,4 +1,4 @@
-/* ParamRuns: neighbouring parameters of a set that are treated alike, as ranges of the flat
+/* ParamRuns: neighbouring trained parameters of a set that are treated alike, as ranges of the flat
  * buffers: a few long loops instead of many short ones.
  * Threading: plain data, owned by the caller: param_runs_done.
  */
@@ -16,8 +16,9 @@ typedef struct ParamRuns {
 
 typedef bool (*ParamChoice)(const Param *param);
 
-/* Of the parameters for which `choice` says true; as few runs as there can be. */
-Status param_runs_make(const ParamSet *params, ParamChoice choice,
+/* Of the trained parameters for which `choice` says true, what lies in `within` (elements of the
+ * flat buffers); as few runs as there can be. */
+Status param_runs_make(const ParamSet *params, ParamChoice choice, Range within,
                        ParamRuns *runs_out) STATUS_CHECKED;
 void param_runs_done(ParamRuns *runs);
 

@@ -4,14 +4,54 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-#include <string.h>
+#include <stdlib.h>
 
 static int64_t divide_up(int64_t count, int64_t parts)
 {
     return (count + parts - 1) / parts;
 }
 
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* ---------------------------------------------------------------- bounds */
+
+/* What is summed over samples. */
+typedef enum Size {
+    SIZE_TOKENS,
+    SIZE_ITEMS, /* of one media, as the next */
+    SIZE_ROWS,
+} Size;
+
+/* One size of all samples that a step may have. */
+typedef struct Sizes {
+    int64_t *sorted; /* [count] the largest first */
+    int64_t count;
+    int64_t often; /* how often one sample can occur in a microbatch, or a step */
+} Sizes;
+
+/* Sizes of single items of one media, over all samples. */
+typedef struct ItemSizes {
+    int64_t smallest; /* 0 without items */
+    int64_t largest;
+} ItemSizes;
+
+static int64_t count_sources(const StepSource *source)
+{
+    return source->order ? source->num_ordered : source->num_samples;
+}
+
+static const StepSample *sample_at(const StepSource *source, int64_t index)
+{
+    return &source->samples[source->order ? source->order[index] : index];
+}
 
 /* How often one sample can occur among `count` consecutive positions. */
 static int64_t repeats(const StepSource *source, int64_t count)
@@ -22,67 +62,163 @@ static int64_t repeats(const StepSource *source, int64_t count)
     return (count + source->num_samples - 2) / source->num_samples + 1;
 }
 
-static int descending(const void *a, const void *b)
+static int64_t size_of(const StepSample *sample, Size size, SampleMedia media)
 {
-    int32_t x = *(const int32_t *)a;
-    int32_t y = *(const int32_t *)b;
-    return (x < y) - (x > y);
-}
-
-/* The largest sum over any `count` positions that can stand side by side. sizes [num_samples],
- * largest first. */
-static int64_t largest_sum(const StepSource *source, const int32_t *sizes, int64_t count)
-{
-    CHECK(sizes);
-    int64_t often = repeats(source, count);
+    if (size == SIZE_TOKENS) {
+        return sample->num_tokens;
+    }
     int64_t sum = 0;
-    for (int64_t i = 0; i < source->num_samples && count > 0; i++) {
-        int64_t taken = often < count ? often : count;
-        sum += taken * sizes[i];
-        count -= taken;
+    for (int32_t i = 0; i < sample->num_items; i++) {
+        if (sample->items[i].media == media) {
+            sum += size == SIZE_ITEMS ? 1 : sample->items[i].rows;
+        }
     }
     return sum;
 }
 
-static int64_t batch_max(const StepSource *source)
+static int descending(const void *a, const void *b)
 {
-    if (source->order && source->num_ordered < source->batch) {
-        return source->num_ordered;
-    }
-    return source->batch;
+    int64_t x = *(const int64_t *)a;
+    int64_t y = *(const int64_t *)b;
+    return (x < y) - (x > y);
 }
 
-static Status sort_sizes(const StepSource *source, int32_t **images_out, int32_t **tokens_out)
+/* For `positions` consecutive ones. Free sorted. */
+static Status sizes_make(const StepSource *source, Size size, SampleMedia media, int64_t positions,
+                         Sizes *sizes_out)
 {
-    int32_t *sizes = NULL;
-    TRY(MEMORY_NEW(&sizes, 2 * source->num_samples));
-    int32_t *tokens = sizes + source->num_samples;
-    for (int64_t i = 0; i < source->num_samples; i++) {
-        sizes[i] = source->samples[i].num_images;
-        tokens[i] = source->samples[i].num_tokens;
+    Sizes sizes = {.count = count_sources(source), .often = repeats(source, positions)};
+    TRY(MEMORY_NEW(&sizes.sorted, sizes.count + 1)); /* never NULL */
+    for (int64_t i = 0; i < sizes.count; i++) {
+        sizes.sorted[i] = size_of(sample_at(source, i), size, media);
     }
-    qsort(sizes, (size_t)source->num_samples, sizeof *sizes, descending);
-    qsort(tokens, (size_t)source->num_samples, sizeof *tokens, descending);
-    *images_out = sizes;
-    *tokens_out = tokens;
+    qsort(sizes.sorted, (size_t)sizes.count, sizeof *sizes.sorted, descending);
+    *sizes_out = sizes;
+    return STATUS_OK;
+}
+
+/* The largest sum over `positions` that can stand side by side. */
+static int64_t largest_sum(const Sizes *sizes, int64_t positions)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < sizes->count && positions > 0; i++) {
+        int64_t taken = smaller(sizes->often, positions);
+        sum += taken * sizes->sorted[i];
+        positions -= taken;
+    }
+    return sum;
+}
+
+/* How many of the smallest together do not exceed `sum`, at most `positions`. */
+static int64_t most_within(const Sizes *sizes, int64_t sum, int64_t positions)
+{
+    int64_t most = 0;
+    for (int64_t i = sizes->count - 1; i >= 0 && most < positions; i--) {
+        int64_t size = sizes->sorted[i];
+        int64_t taken = smaller(sizes->often, positions - most);
+        int64_t fitting = size > 0 ? smaller(taken, sum / size) : taken;
+        sum -= fitting * size;
+        most += fitting;
+        if (fitting < taken) {
+            break;
+        }
+    }
+    return most;
+}
+
+/* What the largest of `parts` parts cannot exceed, of a run with at most `total` whose elements are
+ * at most `largest`. Parts of so much, filled one after another, take it all: each but the last is
+ * left with less room than the next element needs, so it has more than bound - largest, and what
+ * remains for the last is at most total - (parts - 1) * (bound - largest + 1) <= bound. */
+static int64_t part_bound(int64_t total, int64_t largest, int64_t parts)
+{
+    if (parts == 1 || total == 0) {
+        return total;
+    }
+    return smaller(total, divide_up(total + (parts - 1) * (larger(largest, 1) - 1), parts));
+}
+
+static int64_t batch_max(const StepSource *source)
+{
+    return source->order ? smaller(source->num_ordered, source->batch) : source->batch;
+}
+
+static ItemSizes item_sizes(const StepSource *source, SampleMedia media)
+{
+    ItemSizes sizes = {.smallest = INT64_MAX};
+    for (int64_t i = 0; i < count_sources(source); i++) {
+        const StepSample *sample = sample_at(source, i);
+        for (int32_t k = 0; k < sample->num_items; k++) {
+            if (sample->items[k].media == media) {
+                sizes.smallest = smaller(sizes.smallest, sample->items[k].rows);
+                sizes.largest = larger(sizes.largest, sample->items[k].rows);
+            }
+        }
+    }
+    sizes.smallest = sizes.smallest == INT64_MAX ? 0 : sizes.smallest;
+    return sizes;
+}
+
+static Status bound_llm(const StepSource *source, int64_t microbatch, StepBounds *bounds)
+{
+    Sizes tokens = {0};
+    TRY(sizes_make(source, SIZE_TOKENS, SAMPLE_MEDIA_COUNT, microbatch, &tokens));
+    /* The largest part is no larger than with a cut by number of samples. */
+    bounds->llm_tokens = smaller(
+        part_bound(largest_sum(&tokens, microbatch), largest_sum(&tokens, 1), source->llm_dp),
+        largest_sum(&tokens, divide_up(microbatch, source->llm_dp)));
+    bounds->llm_segments = most_within(&tokens, bounds->llm_tokens, microbatch);
+    memory_free(tokens.sorted);
+    return STATUS_OK;
+}
+
+/* After bound_llm. */
+static Status bound_encoder(const StepSource *source, int encoder, int64_t microbatch,
+                            StepBounds *bounds)
+{
+    SampleMedia media = source->encoders[encoder].media;
+    int dp = source->encoders[encoder].dp;
+    Sizes sizes = {0};
+    TRY(sizes_make(source, SIZE_ITEMS, media, microbatch, &sizes));
+    int64_t items = largest_sum(&sizes, microbatch);
+    memory_free(sizes.sorted);
+    TRY(sizes_make(source, SIZE_ROWS, media, microbatch, &sizes));
+    int64_t rows = largest_sum(&sizes, microbatch);
+    int64_t segments_rows = largest_sum(&sizes, bounds->llm_segments);
+    memory_free(sizes.sorted);
+
+    ItemSizes item = item_sizes(source, media);
+    int64_t rows_max =
+        smaller(part_bound(rows, item.largest, dp), divide_up(items, dp) * item.largest);
+    bounds->encoder_rows[encoder] = rows_max;
+    bounds->encoder_items[encoder] =
+        item.smallest > 0 ? smaller(items, rows_max / item.smallest) : items;
+    /* Rows are tokens of their sample. */
+    bounds->llm_rows[encoder] = smaller(segments_rows, bounds->llm_tokens);
     return STATUS_OK;
 }
 
 Status step_plan_bounds(const StepSource *source, StepBounds *bounds_out)
 {
-    int32_t *images = NULL;
-    int32_t *tokens = NULL;
-    TRY(sort_sizes(source, &images, &tokens));
+    StepBounds bounds = {0};
     int64_t microbatch = divide_up(batch_max(source), source->microbatches);
-    int64_t segments = divide_up(microbatch, source->llm_dp);
-    *bounds_out = (StepBounds){
-        .encoder_images = divide_up(largest_sum(source, images, microbatch), source->encoder_dp),
-        .llm_segments = segments,
-        .llm_tokens = largest_sum(source, tokens, segments),
-        .llm_rows = largest_sum(source, images, segments) * source->rows_per_image,
-    };
-    memory_free(images);
+    TRY(bound_llm(source, microbatch, &bounds));
+    for (int e = 0; e < source->num_encoders; e++) {
+        TRY(bound_encoder(source, e, microbatch, &bounds));
+    }
+    *bounds_out = bounds;
     return STATUS_OK;
+}
+
+void step_bounds_widen(StepBounds *bounds, const StepBounds *other)
+{
+    for (int e = 0; e < STEP_ENCODERS_MAX; e++) {
+        bounds->encoder_items[e] = larger(bounds->encoder_items[e], other->encoder_items[e]);
+        bounds->encoder_rows[e] = larger(bounds->encoder_rows[e], other->encoder_rows[e]);
+        bounds->llm_rows[e] = larger(bounds->llm_rows[e], other->llm_rows[e]);
+    }
+    bounds->llm_segments = larger(bounds->llm_segments, other->llm_segments);
+    bounds->llm_tokens = larger(bounds->llm_tokens, other->llm_tokens);
 }
 
 int64_t step_plan_count(const StepSource *source)
@@ -92,33 +228,71 @@ int64_t step_plan_count(const StepSource *source)
 
 /* ---------------------------------------------------------------- memory */
 
+static void check_sample(const StepSample *sample)
+{
+    int32_t end = 0;
+    for (int32_t i = 0; i < sample->num_items; i++) {
+        const SampleItem *item = &sample->items[i];
+        CHECK(item->rows >= 0 && item->first_token >= end);
+        end = item->first_token + item->rows;
+    }
+    CHECK(end <= sample->num_tokens);
+}
+
 static void check_source(const StepSource *source)
 {
     CHECK(source->num_samples > 0 && source->batch > 0 && source->microbatches > 0);
-    CHECK(source->encoder_dp > 0 && source->llm_dp > 0 && source->rows_per_image > 0);
+    CHECK(source->llm_dp > 0);
+    CHECK(source->num_encoders >= 0 && source->num_encoders <= STEP_ENCODERS_MAX);
+    for (int e = 0; e < source->num_encoders; e++) {
+        CHECK(source->encoders[e].dp > 0);
+    }
+    for (int64_t i = 0; i < source->num_samples; i++) {
+        check_sample(&source->samples[i]);
+        int64_t from = source->items_from ? source->items_from[i] : i;
+        CHECK(from >= 0 && from < source->num_samples);
+    }
     for (int64_t i = 0; i < source->num_ordered; i++) {
         CHECK(source->order[i] >= 0 && source->order[i] < source->num_samples);
     }
 }
 
+static Status allocate_items(StepPlan *plan)
+{
+    const StepSource *source = &plan->source;
+    int64_t cut_max = source->batch;
+    for (int e = 0; e < source->num_encoders; e++) {
+        Sizes items = {0};
+        TRY(sizes_make(source, SIZE_ITEMS, source->encoders[e].media, source->batch, &items));
+        plan->items_max[e] = largest_sum(&items, batch_max(source));
+        memory_free(items.sorted);
+        TRY(MEMORY_NEW(&plan->items[e], plan->items_max[e] + 1)); /* never NULL */
+        cut_max = larger(cut_max, plan->items_max[e]);
+    }
+    return MEMORY_NEW(&plan->sums, cut_max + 1);
+}
+
 static Status allocate(StepPlan *plan)
 {
     const StepSource *source = &plan->source;
-    int32_t *images = NULL;
-    int32_t *tokens = NULL;
-    TRY(sort_sizes(source, &images, &tokens));
-    plan->items_max = largest_sum(source, images, batch_max(source));
-    memory_free(images);
-    int64_t ranges = 2 * (int64_t)source->llm_dp + source->encoder_dp;
+    int64_t num_ranges = source->llm_dp;
+    for (int e = 0; e < source->num_encoders; e++) {
+        num_ranges += source->llm_dp + source->encoders[e].dp;
+    }
+    TRY(allocate_items(plan));
     TRY(MEMORY_NEW(&plan->samples, source->batch));
-    TRY(MEMORY_NEW(&plan->items, plan->items_max + 1)); /* never NULL */
     TRY(MEMORY_NEW(&plan->microbatches, source->microbatches));
-    TRY(MEMORY_NEW(&plan->ranges, ranges * source->microbatches));
+    TRY(MEMORY_NEW(&plan->ranges, num_ranges * source->microbatches));
+    Range *next = plan->ranges;
     for (int m = 0; m < source->microbatches; m++) {
-        StepMicrobatch *microbatch = &plan->microbatches[m];
-        microbatch->llm_samples = plan->ranges + m * ranges;
-        microbatch->llm_items = microbatch->llm_samples + source->llm_dp;
-        microbatch->encoder_items = microbatch->llm_items + source->llm_dp;
+        plan->microbatches[m].llm_samples = next;
+        next += source->llm_dp;
+        for (int e = 0; e < source->num_encoders; e++) {
+            StepCrossing *crossing = &plan->microbatches[m].crossings[e];
+            crossing->llm_items = next;
+            crossing->encoder_items = next + source->llm_dp;
+            next += source->llm_dp + source->encoders[e].dp;
+        }
     }
     return STATUS_OK;
 }
@@ -137,11 +311,116 @@ Status step_plan_init(StepPlan *plan, const StepSource *source)
 
 void step_plan_done(StepPlan *plan)
 {
+    for (int e = 0; e < STEP_ENCODERS_MAX; e++) {
+        memory_free(plan->items[e]);
+    }
     memory_free(plan->samples);
-    memory_free(plan->items);
     memory_free(plan->microbatches);
     memory_free(plan->ranges);
+    memory_free(plan->sums);
     *plan = (StepPlan){0};
+}
+
+/* ---------------------------------------------------------------- cutting */
+
+/* A run of `count` neighbours, to be cut into `parts`. */
+typedef struct Cut {
+    const int64_t *sums; /* [count + 1] running sums, the first 0 */
+    int64_t count;
+    int parts;
+} Cut;
+
+/* The last index, from `from` on, whose running sum is at most `sum`. */
+static int64_t last_within(const Cut *cut, int64_t from, int64_t sum)
+{
+    int64_t low = from;
+    int64_t high = cut->count;
+    while (low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        if (cut->sums[middle] <= sum) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+/* The first index, up to `to`, whose running sum is at least `sum`. */
+static int64_t first_from(const Cut *cut, int64_t to, int64_t sum)
+{
+    int64_t low = 0;
+    int64_t high = to;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (cut->sums[middle] >= sum) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* Whether parts of at most `most`, filled one after another, take the whole run. */
+static bool is_enough(const Cut *cut, int64_t most)
+{
+    int64_t at = 0;
+    for (int p = 0; p < cut->parts && at < cut->count; p++) {
+        at = last_within(cut, at, cut->sums[at] + most);
+    }
+    return at == cut->count;
+}
+
+/* The smallest that the largest part can be. */
+static int64_t least_largest(const Cut *cut)
+{
+    int64_t low = divide_up(cut->sums[cut->count], cut->parts);
+    int64_t high = cut->sums[cut->count];
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (is_enough(cut, middle)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* The index whose running sum is nearest to that of `part` equal shares; of two the later. */
+static int64_t nearest_cut(const Cut *cut, int part)
+{
+    int64_t total = cut->sums[cut->count];
+    int64_t at = last_within(cut, 0, total * part / cut->parts);
+    if (at < cut->count && (cut->sums[at] + cut->sums[at + 1]) * cut->parts <= 2 * total * part) {
+        at++;
+    }
+    return at;
+}
+
+/* Cuts the run; indices in parts_out count from `first`. */
+static void cut_run(const Cut *cut, int64_t first, Range *parts_out)
+{
+    int64_t most = least_largest(cut);
+    /* From the back: where each part must begin at least, so that it and those after it take the
+     * rest. */
+    int64_t at = cut->count;
+    for (int p = cut->parts - 1; p > 0; p--) {
+        at = first_from(cut, at, cut->sums[at] - most);
+        parts_out[p].begin = at;
+    }
+    at = 0;
+    for (int p = 0; p < cut->parts; p++) {
+        int64_t end = cut->count;
+        if (p + 1 < cut->parts) {
+            int64_t lowest = larger(at, parts_out[p + 1].begin);
+            int64_t highest = last_within(cut, at, cut->sums[at] + most);
+            end = smaller(larger(nearest_cut(cut, p + 1), lowest), highest);
+        }
+        parts_out[p] = (Range){first + at, first + end};
+        at = end;
+    }
 }
 
 /* ---------------------------------------------------------------- planning */
@@ -165,87 +444,142 @@ static void choose_samples(StepPlan *plan)
     }
 }
 
-static void add_items(StepPlan *plan, int64_t sample)
+static void cut_samples(StepPlan *plan, StepMicrobatch *microbatch)
 {
     const StepSource *source = &plan->source;
-    int64_t from = source->image_from ? source->image_from[sample] : sample;
-    for (int32_t i = 0; i < source->samples[sample].num_images; i++) {
-        CHECK(plan->num_items < plan->items_max);
-        plan->items[plan->num_items++] =
-            (LoaderItem){.sample = from, .image = i % source->samples[from].num_images};
+    int64_t count = range_count(microbatch->samples);
+    plan->sums[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const StepSample *sample = &source->samples[plan->samples[microbatch->samples.begin + i]];
+        plan->sums[i + 1] = plan->sums[i] + sample->num_tokens;
+        plan->num_labels += sample->num_labels;
     }
+    plan->num_tokens += plan->sums[count];
+    cut_run(&(Cut){plan->sums, count, source->llm_dp}, microbatch->samples.begin,
+            microbatch->llm_samples);
 }
 
-static Range shift(Range range, int64_t by)
+/* What to decode for an item: that of the same number of the sample that is shown instead, which
+ * yields as many rows as the item has tokens. A sample with no such items is not shown. */
+static LoaderItem item_load(const StepSource *source, int64_t sample, const SampleItem *item)
 {
-    return (Range){range.begin + by, range.end + by};
+    int64_t from = source->items_from ? source->items_from[sample] : sample;
+    int32_t count = (int32_t)size_of(&source->samples[from], SIZE_ITEMS, item->media);
+    if (count == 0) {
+        from = sample;
+        count = item->index + 1;
+    }
+    return (LoaderItem){.sample = from, .index = item->index % count, .rows = item->rows};
 }
 
-/* Both ends of the boundary compute this from their own plan; their messages carry it. */
-static uint64_t identify(const StepPlan *plan, const StepMicrobatch *microbatch)
+/* Adds the items of the sample at `position`, whose rows follow `first_row`; returns what follows
+ * them. */
+static int64_t add_items(StepPlan *plan, int encoder, int64_t position, int64_t first_row)
 {
     const StepSource *source = &plan->source;
-    uint64_t hash = hash_u64(HASH_SEED, (uint64_t)plan->step);
-    for (int64_t i = microbatch->samples.begin; i < microbatch->samples.end; i++) {
-        hash = hash_u64(hash, (uint64_t)plan->samples[i]);
+    const StepSample *sample = &source->samples[plan->samples[position]];
+    for (int32_t i = 0; i < sample->num_items; i++) {
+        const SampleItem *item = &sample->items[i];
+        if (item->media != source->encoders[encoder].media) {
+            continue;
+        }
+        CHECK(plan->num_items[encoder] < plan->items_max[encoder]);
+        plan->items[encoder][plan->num_items[encoder]++] =
+            (StepItem){.load = item_load(source, plan->samples[position], item),
+                       .rows = item->rows,
+                       .first_row = first_row,
+                       .sample = position,
+                       .first_token = item->first_token};
+        first_row += item->rows;
     }
-    for (int64_t i = microbatch->items.begin; i < microbatch->items.end; i++) {
-        hash = hash_u64(hash, (uint64_t)plan->items[i].sample);
-        hash = hash_u64(hash, (uint64_t)plan->items[i].image);
-    }
-    for (int l = 0; l < source->llm_dp; l++) {
-        hash = hash_u64(hash, (uint64_t)microbatch->llm_samples[l].end);
-        hash = hash_u64(hash, (uint64_t)microbatch->llm_items[l].end);
-    }
-    for (int e = 0; e < source->encoder_dp; e++) {
-        hash = hash_u64(hash, (uint64_t)microbatch->encoder_items[e].end);
+    return first_row;
+}
+
+static uint64_t hash_ends(uint64_t hash, const Range *ranges, int num)
+{
+    for (int i = 0; i < num; i++) {
+        hash = hash_u64(hash, (uint64_t)ranges[i].end);
     }
     return hash;
 }
 
-static void plan_microbatch(StepPlan *plan, int m)
+/* Both ends of the boundary compute this from their own plan; their messages carry it. */
+static uint64_t identify(const StepPlan *plan, const StepMicrobatch *microbatch, int encoder)
+{
+    const StepCrossing *crossing = &microbatch->crossings[encoder];
+    uint64_t hash = hash_u64(HASH_SEED, (uint64_t)plan->step);
+    hash = hash_u64(hash, (uint64_t)encoder);
+    for (int64_t i = microbatch->samples.begin; i < microbatch->samples.end; i++) {
+        hash = hash_u64(hash, (uint64_t)plan->samples[i]);
+    }
+    for (int64_t i = crossing->items.begin; i < crossing->items.end; i++) {
+        const StepItem *item = &plan->items[encoder][i];
+        hash = hash_u64(hash, (uint64_t)item->load.sample);
+        hash = hash_u64(hash, (uint64_t)item->load.index);
+        hash = hash_u64(hash, (uint64_t)item->rows);
+        hash = hash_u64(hash, (uint64_t)item->sample);
+        hash = hash_u64(hash, (uint64_t)item->first_token);
+    }
+    hash = hash_ends(hash, microbatch->llm_samples, plan->source.llm_dp);
+    hash = hash_ends(hash, crossing->llm_items, plan->source.llm_dp);
+    return hash_ends(hash, crossing->encoder_items, plan->source.encoders[encoder].dp);
+}
+
+static void plan_crossing(StepPlan *plan, StepMicrobatch *microbatch, int encoder)
 {
     const StepSource *source = &plan->source;
-    StepMicrobatch *microbatch = &plan->microbatches[m];
-    microbatch->samples = range_part(plan->num_samples, source->microbatches, m);
-    microbatch->items.begin = plan->num_items;
+    StepCrossing *crossing = &microbatch->crossings[encoder];
+    int64_t row = 0;
+    crossing->items.begin = plan->num_items[encoder];
     for (int l = 0; l < source->llm_dp; l++) {
-        Range part = range_part(range_count(microbatch->samples), source->llm_dp, l);
-        microbatch->llm_samples[l] = shift(part, microbatch->samples.begin);
-        microbatch->llm_items[l].begin = plan->num_items;
-        for (int64_t i = microbatch->llm_samples[l].begin; i < microbatch->llm_samples[l].end;
-             i++) {
-            const StepSample *sample = &source->samples[plan->samples[i]];
-            plan->num_tokens += sample->num_tokens;
-            plan->num_labels += sample->num_labels;
-            add_items(plan, plan->samples[i]);
+        Range samples = microbatch->llm_samples[l];
+        crossing->llm_items[l].begin = plan->num_items[encoder];
+        for (int64_t i = samples.begin; i < samples.end; i++) {
+            row = add_items(plan, encoder, i, row);
         }
-        microbatch->llm_items[l].end = plan->num_items;
+        crossing->llm_items[l].end = plan->num_items[encoder];
     }
-    microbatch->items.end = plan->num_items;
-    for (int e = 0; e < source->encoder_dp; e++) {
-        Range part = range_part(range_count(microbatch->items), source->encoder_dp, e);
-        microbatch->encoder_items[e] = shift(part, microbatch->items.begin);
+    crossing->items.end = plan->num_items[encoder];
+    crossing->num_rows = row;
+
+    int64_t count = range_count(crossing->items);
+    for (int64_t i = 0; i < count; i++) {
+        plan->sums[i] = plan->items[encoder][crossing->items.begin + i].first_row;
     }
-    microbatch->identity = identify(plan, microbatch);
+    plan->sums[count] = row;
+    cut_run(&(Cut){plan->sums, count, source->encoders[encoder].dp}, crossing->items.begin,
+            crossing->encoder_items);
+    crossing->identity = identify(plan, microbatch, encoder);
 }
 
 void step_plan_make(StepPlan *plan, int64_t step)
 {
     CHECK(step >= 1);
+    const StepSource *source = &plan->source;
     plan->step = step;
-    plan->num_items = 0;
     plan->num_tokens = 0;
     plan->num_labels = 0;
+    for (int e = 0; e < source->num_encoders; e++) {
+        plan->num_items[e] = 0;
+    }
     choose_samples(plan);
-    for (int m = 0; m < plan->source.microbatches; m++) {
-        plan_microbatch(plan, m);
+    for (int m = 0; m < source->microbatches; m++) {
+        StepMicrobatch *microbatch = &plan->microbatches[m];
+        microbatch->samples = range_part(plan->num_samples, source->microbatches, m);
+        cut_samples(plan, microbatch);
+        for (int e = 0; e < source->num_encoders; e++) {
+            plan_crossing(plan, microbatch, e);
+        }
     }
 }
 
-Range step_plan_rows(const StepPlan *plan, int microbatch, Range items)
+Range step_plan_rows(const StepPlan *plan, int encoder, int microbatch, Range items)
 {
-    int64_t first = plan->microbatches[microbatch].items.begin;
-    return (Range){(items.begin - first) * plan->source.rows_per_image,
-                   (items.end - first) * plan->source.rows_per_image};
+    const StepCrossing *crossing = &plan->microbatches[microbatch].crossings[encoder];
+    CHECK(crossing->items.begin <= items.begin && items.end <= crossing->items.end);
+    const StepItem *all = plan->items[encoder];
+    return (Range){
+        items.begin < crossing->items.end ? all[items.begin].first_row : crossing->num_rows,
+        items.end < crossing->items.end ? all[items.end].first_row : crossing->num_rows,
+    };
 }

@@ -4,23 +4,19 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "checkpoint/checkpoint.h"
+#include "data/audio.h"
 #include "job/message.h"
-#include "reshard/reshard.h"
 #include "train/evaluation.h"
 #include "train/executor.h"
+#include "train/job_graph.h"
+#include "train/simulator.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 enum {
     TRAINER_PATH_BYTES = 4096,
-    TRAINER_CACHE_BYTES = 256 << 20 /* decoded images that an encoder rank may keep */
-};
-
-/* The modules of a job as the schedule sees them: the encoder feeds the decoder. */
-static const ScheduleGraph trainer_graph = {
-    .num_modules = 2,
-    .modules = {{.feeds = 1, .is_trained = true}, {.feeds = -1, .is_trained = true}},
+    TRAINER_CACHE_BYTES = 256 << 20 /* decoded images, and clips, that a rank may keep */
 };
 
 struct Trainer {
@@ -28,19 +24,18 @@ struct Trainer {
     Place place;
     int window;
     StepBounds bounds;
-    Comm *tp;
-    Comm *dp;
+    int64_t whole_rows; /* of a replica, for generation */
     Stream *stream;
     Dataset *dataset;
     StepSample *samples;
     StepSource source;
     Feed *feed;
     Evaluation *evaluation; /* NULL: no held-out data */
-    Boundary *boundary;
-    Module *module;
-    Gradients gradients;
-    Optimizer optimizer;
+    ScheduleGraph graph;
     Schedule schedule;
+    ScheduleSlots slots[JOB_MODULES_MAX]; /* for training and evaluation */
+    RankModule modules[JOB_MODULES_MAX];
+    Boundary *boundaries[STEP_ENCODERS_MAX];
     Executor executor;
     int64_t step; /* done, discarded ones included */
     int64_t evaluated_step;
@@ -50,163 +45,335 @@ struct Trainer {
 
 /* ---------------------------------------------------------------- create */
 
+static const ModuleOps *find_ops(const TrainerOptions *options, const char *name)
+{
+    for (int i = 0; i < options->num_modules; i++) {
+        if (strcmp(options->modules[i]->name, name) == 0) {
+            return options->modules[i];
+        }
+    }
+    return NULL;
+}
+
 static Status open_data(Trainer *trainer)
 {
     const JobSpec *spec = trainer->options.spec;
-    const DatasetOptions options = {
-        .patterns = spec->data->train,
-        .num_patterns = (int)spec->data->n_train,
-        .prompt = spec->data->prompt,
-        .rows_per_image = module_rows_per_image(spec->model),
-        .image_size = spec->model->vision->image_size,
-        .max_tokens = spec->model->llm->max_tokens,
-    };
-    TRY(dataset_open(&options, &trainer->dataset));
+    TRY(feed_open_dataset(spec, spec->data->train, spec->data->n_train, &trainer->dataset));
     if (dataset_count(trainer->dataset) == 0) {
         return fail(STATUS_INVALID, "data.train has no samples");
     }
     TRY(feed_read_sizes(trainer->dataset, &trainer->samples));
-    trainer->source = (StepSource){
-        .seed = spec->training->seed,
-        .samples = trainer->samples,
-        .num_samples = dataset_count(trainer->dataset),
-        .batch = spec->training->global_batch,
-        .microbatches = spec->training->microbatches,
-        .encoder_dp = trainer->place.encoder.sizes[GRID_AXIS_DP],
-        .llm_dp = trainer->place.llm.sizes[GRID_AXIS_DP],
-        .rows_per_image = options.rows_per_image,
-    };
-    return step_plan_bounds(&trainer->source, &trainer->bounds);
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static Status open_evaluation(Trainer *trainer)
-{
-    const EvaluationOptions options = {.spec = trainer->options.spec,
-                                       .graph = &trainer_graph,
-                                       .place = &trainer->place,
-                                       .dp = trainer->dp,
-                                       .window = trainer->window};
-    if (options.spec->data->n_heldout == 0) {
+    trainer->source =
+        feed_source(spec, &trainer->place, trainer->samples, dataset_count(trainer->dataset));
+    TRY(step_plan_bounds(&trainer->source, &trainer->bounds));
+    if (spec->data->n_heldout == 0) {
         return STATUS_OK;
     }
-    TRY(evaluation_open(&options, &trainer->evaluation));
     StepBounds bounds;
-    TRY(evaluation_bounds(trainer->evaluation, &bounds));
-    StepBounds *all = &trainer->bounds;
-    *all = (StepBounds){.encoder_images = larger(all->encoder_images, bounds.encoder_images),
-                        .llm_segments = larger(all->llm_segments, bounds.llm_segments),
-                        .llm_tokens = larger(all->llm_tokens, bounds.llm_tokens),
-                        .llm_rows = larger(all->llm_rows, bounds.llm_rows)};
+    TRY(evaluation_open(spec, &trainer->place, &trainer->evaluation));
+    TRY(evaluation_bounds(trainer->evaluation, &bounds, &trainer->whole_rows));
+    step_bounds_widen(&trainer->bounds, &bounds);
     return STATUS_OK;
 }
 
 static Status open_groups(Trainer *trainer)
 {
     const TrainerOptions *options = &trainer->options;
-    TRY(place_split(&trainer->place, options->world, GRID_AXIS_TP, &trainer->tp));
-    TRY(place_split(&trainer->place, options->world, GRID_AXIS_DP, &trainer->dp));
     TRY(stream_create(options->device, &trainer->stream));
-    const BoundaryOptions boundary = {.world = options->world,
-                                      .device = options->device,
-                                      .kernels = kernels_for(options->device),
-                                      .place = &trainer->place,
-                                      .width = options->spec->model->llm->width,
-                                      .window = trainer->window};
-    return boundary_create(&boundary, &trainer->boundary);
+    TRY(device_alloc(options->device, (int64_t)sizeof(Ballot),
+                     (void **)&trainer->executor.ballot_device));
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        TRY(rank_module_join(&trainer->modules[i], &trainer->place, i, options->world));
+    }
+    return STATUS_OK;
 }
 
-static Status open_module(Trainer *trainer)
+/* A program may link some modules only: those who have one tell the others what is trained in it.
+ */
+static Status find_trained(Trainer *trainer, int *first_trained)
 {
-    const TrainerOptions *options = &trainer->options;
-    const char *name = place_module(&trainer->place);
-    const ModuleOps *ops = NULL;
-    for (int i = 0; i < options->num_modules; i++) {
-        ops = strcmp(options->modules[i]->name, name) == 0 ? options->modules[i] : ops;
+    double firsts[JOB_MODULES_MAX] = {0};
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        const PlaceModule *place = &trainer->place.modules[i];
+        const ModuleOps *ops = find_ops(&trainer->options, place->name);
+        if (!ops && place->is_here) {
+            return fail(STATUS_UNSUPPORTED,
+                        "rank %d runs module \"%s\", which is not in this program",
+                        trainer->place.rank, place->name);
+        }
+        if (ops) {
+            int first = 0;
+            const TrainingSpec *training = trainer->options.spec->training;
+            const ModuleContext context = {.stages = place->grid.sizes[GRID_AXIS_PP],
+                                           .chunks = place->chunks,
+                                           .frozen = training->frozen,
+                                           .num_frozen = training->n_frozen};
+            TRY(ops->first_trained(trainer->options.spec->model, &context, &first));
+            firsts[i] = first;
+        }
     }
-    if (!ops) {
-        return fail(STATUS_UNSUPPORTED, "rank %d runs module \"%s\", which is not in this program",
-                    trainer->place.rank, name);
+    TRY(vote_reduce(trainer->options.world, trainer->executor.ballot_device->squares, firsts,
+                    trainer->place.num_modules, COMM_REDUCE_MAX, trainer->stream,
+                    message_duration_ms(trainer->options.spec->timeouts->step)));
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        first_trained[i] = (int)firsts[i];
     }
-    const ModuleContext context = {.device = options->device,
-                                   .kernels = kernels_for(options->device),
-                                   .stream = trainer->stream,
-                                   .tp = trainer->tp};
-    const ModuleLimits limits = {.slots = trainer->place.is_encoder ? trainer->window : 1,
-                                 .images = trainer->bounds.encoder_images,
-                                 .tokens = trainer->bounds.llm_tokens,
-                                 .segments = trainer->bounds.llm_segments,
-                                 .rows = trainer->bounds.llm_rows};
-    TRY(ops->create(options->spec->model, &context, &limits, &trainer->module));
-    ParamSet *params = &trainer->module->params;
-    TRY(param_set_fill(params, options->spec->training->seed, trainer->stream));
-    TRY(gradients_init(&trainer->gradients, params, trainer->tp, trainer->dp));
-    return optimizer_init(&trainer->optimizer, options->spec->optimizer, params, context.kernels);
+    return STATUS_OK;
 }
 
-static Status open_side(Trainer *trainer)
+static Status make_schedules(Trainer *trainer)
+{
+    const JobSpec *spec = trainer->options.spec;
+    int first_trained[JOB_MODULES_MAX];
+    TRY(find_trained(trainer, first_trained));
+    TRY(job_graph_make(spec, &trainer->place, &trainer->source, first_trained, &trainer->graph));
+    trainer->window = job_graph_window(spec, &trainer->place);
+    const ScheduleOptions options = {.graph = &trainer->graph,
+                                     .microbatches = spec->training->microbatches,
+                                     .window = trainer->window,
+                                     .is_training = true};
+    TRY(schedule_make(&options, trainer->place.rank, &trainer->schedule));
+    memcpy(trainer->slots, trainer->schedule.slots, sizeof trainer->slots);
+    if (trainer->evaluation) {
+        TRY(evaluation_schedule(trainer->evaluation, &trainer->graph, trainer->window));
+        evaluation_widen_slots(trainer->evaluation, trainer->slots);
+    }
+    return STATUS_OK;
+}
+
+/* Tokens of an encoder before each item's rows. */
+static int extra_tokens(const Trainer *trainer, int encoder)
+{
+    bool is_vision = strcmp(trainer->place.modules[encoder].name, "vision") == 0;
+    return is_vision && trainer->options.spec->model->vision->class_token ? 1 : 0;
+}
+
+static Status open_boundaries(Trainer *trainer)
 {
     const TrainerOptions *options = &trainer->options;
-    const SideContext context = {
-        .device = options->device,
-        .stream = trainer->stream,
-        .kernels = kernels_for(options->device),
-        .place = &trainer->place,
-        .boundary = trainer->boundary,
-        .module = trainer->module,
-        .window = trainer->window,
-        .width = options->spec->model->llm->width,
-        .bounds = trainer->bounds,
-        .rows_per_image = module_rows_per_image(options->spec->model),
-        .image_size = options->spec->model->vision->image_size,
+    for (int e = 0; e < place_num_encoders(&trainer->place); e++) {
+        const BoundaryOptions boundary = {.world = options->world,
+                                          .device = options->device,
+                                          .kernels = kernels_for(options->device),
+                                          .place = &trainer->place,
+                                          .encoder = e,
+                                          .extra_tokens = extra_tokens(trainer, e),
+                                          .width = options->spec->model->llm->width,
+                                          .window = trainer->window};
+        TRY(boundary_create(&boundary, &trainer->boundaries[e]));
+    }
+    return STATUS_OK;
+}
+
+/* Rows that a rank of the decoder's first stage gets in a microbatch at most, of all encoders. */
+static int64_t decoder_rows_max(const Trainer *trainer)
+{
+    int64_t rows = 0;
+    for (int e = 0; e < place_num_encoders(&trainer->place); e++) {
+        rows += trainer->bounds.llm_rows[e];
+    }
+    return rows;
+}
+
+static ModuleLimits module_limits(const Trainer *trainer, int index)
+{
+    ModuleLimits limits = {0};
+    for (int c = 0; c < MODULE_CHUNKS_MAX; c++) {
+        limits.slots[c] = trainer->slots[index].chunks[c];
+    }
+    if (index < place_num_encoders(&trainer->place)) {
+        limits.items = trainer->bounds.encoder_items[index];
+        limits.frames = trainer->bounds.encoder_rows[index] * AUDIO_FRAMES_A_ROW;
+    } else {
+        limits.keys = trainer->bounds.llm_tokens;
+        limits.segments = trainer->bounds.llm_segments;
+        limits.rows = decoder_rows_max(trainer);
+    }
+    return limits;
+}
+
+static Status open_encoder_side(Trainer *trainer, RankModule *rank_module)
+{
+    const ModelSpec *model = trainer->options.spec->model;
+    int e = rank_module->index;
+    SampleMedia media = trainer->source.encoders[e].media;
+    int64_t items = trainer->bounds.encoder_items[e];
+    int64_t rows = trainer->bounds.encoder_rows[e];
+    const EncoderSideOptions options = {
+        .device = trainer->options.device,
+        .place = rank_module->place,
+        .encoder = e,
+        .media = media,
+        .slots = trainer->slots[e].microbatches,
+        .row_slots = trainer->slots[e].rows,
+        .items_max = items,
+        .input_bytes =
+            media == SAMPLE_MEDIA_IMAGE
+                ? items * model->vision->image_size * model->vision->image_size * 3
+                : rows * AUDIO_FRAMES_A_ROW * model->audio->mels * (int64_t)sizeof(float),
+        .rows_bytes = rows * model->llm->width * (int64_t)sizeof(float),
     };
-    if (trainer->place.is_encoder) {
-        return encoder_side_create(&context, &trainer->executor.encoder_side);
-    }
-    return llm_side_create(&context, &trainer->executor.llm_side);
+    return encoder_side_create(&options, &rank_module->encoder);
 }
 
-static Status open_executor(Trainer *trainer)
+static Status open_llm_side(Trainer *trainer, RankModule *rank_module)
+{
+    const PlaceModule *place = rank_module->place;
+    bool is_cut = place->spec->sequence_parallel;
+    int row_slots = 1; /* also where no encoder is */
+    LlmSideOptions options = {
+        .text = {.device = trainer->options.device,
+                 .shard = {.cp_size = place->grid.sizes[GRID_AXIS_CP],
+                           .cp_rank = place->coords.at[GRID_AXIS_CP],
+                           .tp_size = is_cut ? place->grid.sizes[GRID_AXIS_TP] : 1,
+                           .tp_rank = is_cut ? place->coords.at[GRID_AXIS_TP] : 0},
+                 .tokens_max = trainer->bounds.llm_tokens,
+                 .segments_max = trainer->bounds.llm_segments,
+                 .rows_max = decoder_rows_max(trainer),
+                 .num_encoders = trainer->source.num_encoders},
+        .place = place,
+        .slots = trainer->slots[rank_module->index].microbatches,
+        .width = trainer->options.spec->model->llm->width,
+        .whole_rows = trainer->whole_rows,
+    };
+    for (int e = 0; e < trainer->source.num_encoders; e++) {
+        options.text.media[e] = trainer->source.encoders[e].media;
+        row_slots = trainer->slots[e].rows > row_slots ? trainer->slots[e].rows : row_slots;
+    }
+    options.row_slots = row_slots;
+    return llm_side_create(&options, &rank_module->llm);
+}
+
+static Status open_modules(Trainer *trainer)
+{
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        RankModule *rank_module = &trainer->modules[i];
+        if (!rank_module->place) {
+            continue;
+        }
+        const RankModuleOptions options = {
+            .spec = trainer->options.spec,
+            .device = trainer->options.device,
+            .kernels = kernels_for(trainer->options.device),
+            .stream = trainer->stream,
+            .ops = find_ops(&trainer->options, rank_module->place->name),
+            .limits = module_limits(trainer, i),
+            .schedule = &trainer->graph.modules[i],
+            .slots = &trainer->slots[i],
+        };
+        TRY(rank_module_open(rank_module, &options));
+        if (i < place_num_encoders(&trainer->place)) {
+            TRY(open_encoder_side(trainer, rank_module));
+        } else {
+            TRY(open_llm_side(trainer, rank_module));
+        }
+    }
+    return STATUS_OK;
+}
+
+static void set_executor(Trainer *trainer)
 {
     const TrainerOptions *options = &trainer->options;
     Executor *executor = &trainer->executor;
-    TRY(open_side(trainer));
     executor->place = &trainer->place;
     executor->world = options->world;
     executor->stream = trainer->stream;
     executor->kernels = kernels_for(options->device);
-    executor->module = trainer->module;
-    executor->boundary = trainer->boundary;
-    executor->gradients = &trainer->gradients;
-    executor->optimizer = &trainer->optimizer;
+    executor->modules = trainer->modules;
+    executor->boundaries = trainer->boundaries;
     executor->spec = options->spec;
     executor->events = &trainer->options.events;
     executor->stop = &trainer->stop;
     executor->timeout_ms = message_duration_ms(options->spec->timeouts->step);
-    TRY(device_alloc(options->device, (int64_t)sizeof(Ballot), (void **)&executor->ballot_device));
-    const ScheduleOptions schedule = {.graph = &trainer_graph,
-                                      .microbatches = options->spec->training->microbatches,
-                                      .window = trainer->window,
-                                      .is_training = true};
-    return schedule_make(&schedule, trainer->place.is_encoder ? 0 : 1, &trainer->schedule);
+    for (int e = 0; e < place_num_encoders(&trainer->place); e++) {
+        executor->wants_rows_grad =
+            executor->wants_rows_grad || trainer->graph.modules[e].is_trained;
+    }
 }
 
-static CheckpointPart checkpoint_part(Trainer *trainer)
+/* Whether the module's rows may be kept on disk: its weights never change, and each rank makes
+ * whole rows. */
+static bool is_cacheable(const Trainer *trainer, int index)
 {
-    return (CheckpointPart){.module = place_module(&trainer->place),
-                            .params = &trainer->module->params,
-                            .m = trainer->optimizer.m,
-                            .v = trainer->optimizer.v,
-                            .writes = trainer->place.dp == 0};
+    const PlaceModule *place = &trainer->place.modules[index];
+    return index < place_num_encoders(&trainer->place) &&
+           !trainer->graph.modules[index].is_trained && place->spec->cp == 1 &&
+           place->spec->pp == 1 && !place->spec->sequence_parallel;
+}
+
+/* Once the weights are what they stay. */
+static Status open_cache(Trainer *trainer, RankModule *rank_module)
+{
+    const JobSpec *spec = trainer->options.spec;
+    const ModelSpec *model = spec->model;
+    int e = rank_module->index;
+    bool is_image = trainer->source.encoders[e].media == SAMPLE_MEDIA_IMAGE;
+    int64_t image =
+        is_image ? (int64_t)model->vision->image_size * model->vision->image_size * 3 : 0;
+    int64_t frame = is_image ? 0 : model->audio->mels * (int64_t)sizeof(float);
+    int64_t items = trainer->bounds.encoder_items[e];
+    int64_t rows = trainer->bounds.encoder_rows[e];
+    const CachedEncoderOptions options = {
+        .module = rank_module->module,
+        .tp = rank_module->groups[PLACE_GROUP_TP],
+        .stream = trainer->stream,
+        .spec = spec->row_cache,
+        .width = model->llm->width,
+        .items_max = items,
+        .input_bytes = items * image + rows * AUDIO_FRAMES_A_ROW * frame,
+        .rows_bytes = rows * model->llm->width * (int64_t)sizeof(float),
+        .item_bytes = image,
+        .frame_bytes = frame,
+        .timeout_ms = trainer->executor.timeout_ms,
+    };
+    return cached_encoder_create(&options, &rank_module->cached);
+}
+
+static Status open_caches(Trainer *trainer)
+{
+    const RowCacheSpec *spec = trainer->options.spec->row_cache;
+    bool is_any = false;
+    if (!spec->directory[0]) {
+        return STATUS_OK;
+    }
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        is_any = is_any || is_cacheable(trainer, i);
+        if (trainer->modules[i].module && is_cacheable(trainer, i)) {
+            TRY(open_cache(trainer, &trainer->modules[i]));
+        }
+    }
+    if (!is_any) {
+        return fail(STATUS_INVALID,
+                    "row_cache.directory is set, but no encoder's rows can be cached: "
+                    "expected an encoder with all parameters frozen, cp 1, pp 1 and "
+                    "no sequence_parallel");
+    }
+    return STATUS_OK;
+}
+
+/* Parts in the order of modules. Returns their number. */
+static int checkpoint_parts(Trainer *trainer, CheckpointPart *parts)
+{
+    int num = 0;
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        RankModule *rank_module = &trainer->modules[i];
+        if (!rank_module->place) {
+            continue;
+        }
+        bool is_first = rank_module->groups[PLACE_GROUP_DATA]->rank == 0;
+        parts[num] = (CheckpointPart){.module = rank_module->place->name,
+                                      .params = &rank_module->module->params,
+                                      .writes_weights = is_first};
+        if (rank_module->is_trained) {
+            const Optimizer *optimizer = &rank_module->optimizer;
+            parts[num].state = state_shard_range(&optimizer->shard);
+            parts[num].m = optimizer->m;
+            parts[num].v = optimizer->v;
+            parts[num].writes_state = is_first || optimizer->shard.num_parts > 1;
+        }
+        num++;
+    }
+    return num;
 }
 
 static Status resume(Trainer *trainer)
@@ -216,9 +383,10 @@ static Status resume(Trainer *trainer)
     if (!path) {
         return STATUS_OK;
     }
-    CheckpointPart part = checkpoint_part(trainer);
+    CheckpointPart parts[JOB_MODULES_MAX];
+    int num_parts = checkpoint_parts(trainer, parts);
     CheckpointState state;
-    TRY(checkpoint_load(path, &part, &state, trainer->stream));
+    TRY(checkpoint_load(path, parts, num_parts, &state, trainer->stream));
     if (state.seed != training->seed) {
         return fail(STATUS_INVALID, "%s: written with seed %" PRIu64 ", this job has seed %" PRIu64,
                     path, state.seed, training->seed);
@@ -254,7 +422,7 @@ static Status spec_hash(const JobSpec *spec, uint64_t *hash_out)
 static Status agree(Trainer *trainer)
 {
     const Executor *executor = &trainer->executor;
-    double *values = &executor->ballot_device->encoder_square;
+    double *values = executor->ballot_device->squares;
     uint64_t job = 0;
     TRY(spec_hash(trainer->options.spec, &job));
     TRY(vote_agree(executor->world, values, job, "job", trainer->stream, executor->timeout_ms));
@@ -285,19 +453,36 @@ static Status open_feed(Trainer *trainer)
     return feed_create(&options, &trainer->feed);
 }
 
-static Status build(Trainer *trainer)
+static Status fill_weights(Trainer *trainer)
 {
-    const TrainingSpec *training = trainer->options.spec->training;
-    TRY(place_make(trainer->options.spec, trainer->options.world, &trainer->place));
-    /* More microbatches ahead than the boundary can keep apart, or than there are, gain nothing. */
-    trainer->window =
-        (int)smaller(smaller(training->encoder_window, training->microbatches), RESHARD_WINDOW_MAX);
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        if (trainer->modules[i].module) {
+            TRY(param_set_fill(&trainer->modules[i].module->params,
+                               trainer->options.spec->training->seed, trainer->stream));
+        }
+    }
+    return STATUS_OK;
+}
+
+/* All that is allocated for the job's life. */
+static Status allocate(Trainer *trainer)
+{
+    trainer->place = place_make(trainer->options.spec, trainer->options.world->rank);
+    TRY(place_check_world(&trainer->place, trainer->options.world));
     TRY(open_groups(trainer));
     TRY(open_data(trainer));
-    TRY(open_evaluation(trainer));
-    TRY(open_module(trainer));
-    TRY(open_executor(trainer));
+    TRY(make_schedules(trainer));
+    TRY(open_boundaries(trainer));
+    return open_modules(trainer);
+}
+
+static Status build(Trainer *trainer)
+{
+    TRY(allocate(trainer));
+    TRY(fill_weights(trainer));
+    set_executor(trainer);
     TRY(resume(trainer));
+    TRY(open_caches(trainer));
     TRY(agree(trainer));
     return open_feed(trainer);
 }
@@ -325,6 +510,44 @@ Status trainer_create(const TrainerOptions *options, Trainer **trainer_out)
     return STATUS_OK;
 }
 
+static Status account(Trainer *trainer, TrainerAccount *account_out)
+{
+    TRY(allocate(trainer));
+    TrainerAccount result = {.bytes = trainer->options.device->peak_bytes,
+                             .window = trainer->window};
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        const RankModule *rank_module = &trainer->modules[i];
+        if (rank_module->module) {
+            const ParamSet *params = &rank_module->module->params;
+            const Optimizer *optimizer = &rank_module->optimizer;
+            int64_t state = optimizer->m ? range_count(state_shard_range(&optimizer->shard)) : 0;
+            result.weights += params->count * (int64_t)sizeof(float);
+            result.grads += params->trained_count * (int64_t)sizeof(float);
+            result.optimizer += 2 * state * (int64_t)sizeof(float);
+        }
+    }
+    const ScheduleOptions options = {.graph = &trainer->graph,
+                                     .microbatches = trainer->options.spec->training->microbatches,
+                                     .window = trainer->window,
+                                     .is_training = true};
+    SimulatorResult simulated;
+    TRY(simulator_run(&options, trainer->place.world_size, &simulated));
+    result.bubble = simulated.bubble;
+    *account_out = result;
+    return STATUS_OK;
+}
+
+Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out)
+{
+    Trainer *trainer = NULL;
+    TRY(MEMORY_NEW(&trainer, 1));
+    trainer->options = *options;
+    Status status = account(trainer, account_out);
+    trainer_destroy(trainer);
+    TRY(status);
+    return STATUS_OK;
+}
+
 void trainer_destroy(Trainer *trainer)
 {
     if (!trainer) {
@@ -334,21 +557,17 @@ void trainer_destroy(Trainer *trainer)
     evaluation_close(trainer->evaluation);
     dataset_close(trainer->dataset);
     memory_free(trainer->samples);
-    encoder_side_destroy(trainer->executor.encoder_side);
-    llm_side_destroy(trainer->executor.llm_side);
+    for (int e = 0; e < STEP_ENCODERS_MAX; e++) {
+        boundary_destroy(trainer->boundaries[e]);
+    }
+    for (int i = 0; i < JOB_MODULES_MAX; i++) {
+        rank_module_close(&trainer->modules[i]);
+    }
     if (trainer->executor.ballot_device) {
         device_free(trainer->options.device, trainer->executor.ballot_device,
                     (int64_t)sizeof(Ballot));
     }
     schedule_done(&trainer->schedule);
-    optimizer_done(&trainer->optimizer);
-    gradients_done(&trainer->gradients);
-    if (trainer->module) {
-        trainer->module->ops->destroy(trainer->module);
-    }
-    boundary_destroy(trainer->boundary);
-    comm_destroy(trainer->dp);
-    comm_destroy(trainer->tp);
     if (trainer->stream) {
         stream_destroy(trainer->stream);
     }
@@ -368,7 +587,11 @@ static Status run_step(Trainer *trainer, TrainerStep *step)
     feed_begin(trainer->feed, step->step);
     const ExecutorPass pass = {
         .schedule = &trainer->schedule, .feed = trainer->feed, .step = step->step, .label = ""};
-    TRY(gradients_zero(&trainer->gradients, trainer->stream));
+    for (int i = 0; i < trainer->place.num_modules; i++) {
+        if (trainer->modules[i].is_trained) {
+            TRY(gradients_zero(&trainer->modules[i].gradients, trainer->stream));
+        }
+    }
     TRY(executor_run(executor, &pass));
     trainer->step++;
     return STATUS_OK;
@@ -393,7 +616,7 @@ Status trainer_step(Trainer *trainer, TrainerStep *step_out)
 
 static bool is_first_llm(const Trainer *trainer)
 {
-    return trainer->place.rank == trainer->place.llm.first_rank;
+    return trainer->place.rank == place_decoder(&trainer->place)->grid.first_rank;
 }
 
 static bool is_due(const Trainer *trainer, int64_t every_steps)
@@ -431,15 +654,16 @@ static Status save(Trainer *trainer)
     if (options->events.progress) {
         options->events.progress(options->events.context, "CHECKPOINT", trainer->step, -1);
     }
-    const CheckpointPart part = checkpoint_part(trainer);
+    CheckpointPart parts[JOB_MODULES_MAX];
+    int num_parts = checkpoint_parts(trainer, parts);
     const CheckpointState state = {.step = trainer->step,
                                    .seed = options->spec->training->seed,
                                    .data_hash = dataset_hash(trainer->dataset),
                                    .samples = trainer->executor.updates *
                                               options->spec->training->global_batch};
     char path[TRAINER_PATH_BYTES];
-    Status status = checkpoint_save(spec->directory, spec->keep, &part, &state, options->world,
-                                    trainer->stream, path, sizeof path);
+    Status status = checkpoint_save(spec->directory, spec->keep, parts, num_parts, &state,
+                                    options->world, trainer->stream, path, sizeof path);
     if (status != STATUS_OK) {
         return executor_fail(status, "", "CHECKPOINT", trainer->step, -1);
     }
@@ -481,7 +705,19 @@ void trainer_stop(Trainer *trainer, const char *reason)
     comm_abort(trainer->options.world, reason);
 }
 
-Module *trainer_module(Trainer *trainer)
+const Place *trainer_place(const Trainer *trainer)
 {
-    return trainer->module;
+    return &trainer->place;
+}
+
+Module *trainer_module(Trainer *trainer, int module)
+{
+    return trainer->modules[module].module;
+}
+
+Range trainer_summed_grads(const Trainer *trainer, int module)
+{
+    const RankModule *rank_module = &trainer->modules[module];
+    return rank_module->is_trained ? state_shard_range(&rank_module->gradients.shard)
+                                   : (Range){0, 0};
 }

@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "job/job_spec.h"
 #include "train/module.h"
+#include "train/place.h"
 
 #include <stdbool.h>
 
@@ -25,10 +26,11 @@ typedef struct TrainerStep {
     double learning_rate;
     int64_t samples, tokens, labels;
     double step_seconds;
-    double encoder_wait_seconds; /* for rows' gradients; mean over the encoder's ranks */
-    double llm_wait_seconds;     /* for rows; mean over the decoder's ranks */
-    int64_t boundary_bytes;      /* payload between the pools, both directions, this step */
-    int64_t boundary_bytes_min;  /* the lower bound */
+    /* For rows' gradients, and for other stages; mean over the encoders' ranks. */
+    double encoder_wait_seconds;
+    double llm_wait_seconds;    /* for rows, and for other stages; mean over the decoder's ranks */
+    int64_t boundary_bytes;     /* payload between the pools, both directions, this step */
+    int64_t boundary_bytes_min; /* the lower bound */
 } TrainerStep;
 
 typedef struct TrainerCaption {
@@ -61,7 +63,7 @@ typedef struct TrainerEvents {
 
 typedef struct TrainerOptions {
     const JobSpec *spec;             /* resolved and checked; borrowed */
-    Comm *world;                     /* ranks: first the encoder's grid, then the llm's; borrowed */
+    Comm *world;                     /* ranks as job/job_layout.h says; borrowed */
     Device *device;                  /* borrowed */
     const ModuleOps *const *modules; /* those this program links */
     int num_modules;
@@ -72,6 +74,19 @@ typedef struct TrainerOptions {
 Status trainer_create(const TrainerOptions *options, Trainer **trainer_out) STATUS_CHECKED;
 void trainer_destroy(Trainer *trainer);
 
+/* What one rank allocates on its device for a job's life, and how the job's steps would go. */
+typedef struct TrainerAccount {
+    int64_t bytes;                     /* all of the rank's memory */
+    int64_t weights, grads, optimizer; /* bytes, of it */
+    int window;                        /* microbatches in flight in an encoder */
+    double bubble; /* share of all ranks' time in a step without work, transfers not counted */
+} TrainerAccount;
+
+/* Allocates as trainer_create does, and frees it again; nothing of it is touched. `world` may be on
+ * paper (comm/comm_paper.h) where the program has all of the job's modules; the device is used for
+ * nothing else. */
+Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out) STATUS_CHECKED;
+
 /* Runs all steps that are left. STATUS_ABORTED after trainer_stop. The failure message names step,
  * microbatch and operation. */
 Status trainer_run(Trainer *trainer) STATUS_CHECKED;
@@ -79,9 +94,13 @@ Status trainer_run(Trainer *trainer) STATUS_CHECKED;
 /* Ends the run soon, on all ranks of the world (it aborts the comm). Any thread, idempotent. */
 void trainer_stop(Trainer *trainer, const char *reason);
 
-/* For tests and verify: the module of this rank with its weights and, after a step, its gradients.
- * */
-Module *trainer_module(Trainer *trainer);
+/* For tests and verify: where the rank stands, and its module of that index with its weights and,
+ * after a step, its gradients; NULL where it serves it not. */
+const Place *trainer_place(const Trainer *trainer);
+Module *trainer_module(Trainer *trainer, int module);
+/* For tests and verify: which of the trained elements of that module have the step's whole gradient
+ * on this rank: all, or with ZeRO-1 its range. */
+Range trainer_summed_grads(const Trainer *trainer, int module);
 /* For tests and verify: one step more; STATUS_NOT_FOUND when none is left. step_out may be NULL. */
 Status trainer_step(Trainer *trainer, TrainerStep *step_out) STATUS_CHECKED;
 

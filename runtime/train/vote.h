@@ -6,22 +6,24 @@
 #define TRAIN_VOTE_H
 
 #include "comm/comm.h"
+#include "job/job_layout.h"
 
 /* What each rank puts in; the sum over the world comes out. Not finite means that the step is
- * dropped. */
+ * dropped. Modules in the order of the job's layout, the decoder last. */
 typedef struct Ballot {
-    double encoder_square; /* of the encoder's gradients, each element once */
-    double llm_square;
-    double rows_square;  /* of the rows as they leave the encoder: whether they are finite */
-    double loss_sum;     /* nats */
-    double encoder_wait; /* seconds, over the encoder's ranks */
+    double squares[JOB_MODULES_MAX];      /* of each module's gradients, each element once */
+    double rows_squares[JOB_MODULES_MAX]; /* of an encoder's rows as they leave: whether they are
+                                             finite */
+    double loss_sum;                      /* nats */
+    double encoder_wait;                  /* seconds, over the encoders' ranks */
     double llm_wait;
-    double seconds; /* since the last vote */
-    double bytes;   /* between the pools */
+    double seconds;       /* since the last vote */
+    double bytes;         /* between the pools */
+    double bytes_minimum; /* from the decoder's first rank only */
 } Ballot;
 
 enum {
-    BALLOT_VALUES = 8
+    BALLOT_VALUES = 2 * JOB_MODULES_MAX + 6
 };
 _Static_assert(sizeof(Ballot) == BALLOT_VALUES * sizeof(double), "a ballot is summed as an array");
 
@@ -30,12 +32,12 @@ _Static_assert(sizeof(Ballot) == BALLOT_VALUES * sizeof(double), "a ballot is su
 Status vote_run(Comm *world, double *device_values, Ballot *ballot, Stream *stream,
                 int64_t timeout_ms) STATUS_CHECKED;
 
-/* Sums `count` values over the world, at most BALLOT_VALUES. */
-Status vote_sum(Comm *world, double *device_values, double *values, int count, Stream *stream,
-                int64_t timeout_ms) STATUS_CHECKED;
+/* Reduces `count` values over a group, at most BALLOT_VALUES. */
+Status vote_reduce(Comm *group, double *device_values, double *values, int count, CommReduce kind,
+                   Stream *stream, int64_t timeout_ms) STATUS_CHECKED;
 
-/* The module where a value that is not finite comes from; NULL when all are finite. Pure. */
-const char *vote_culprit(const Ballot *sum);
+/* The module where a value that is not finite comes from; -1 when all are finite. Pure. */
+int vote_culprit(const Ballot *sum, int num_modules);
 
 /* STATUS_INVALID unless all ranks bring the same value; `what` says of what. `device_values` as
  * above. */

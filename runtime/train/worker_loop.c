@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "job/job_layout.h"
 #include "job/message.h"
 #include "rpc/rpc.h"
 
@@ -511,8 +512,8 @@ static void open_stream(WorkerLoop *self)
 static bool is_leader(const WorkerLoop *self)
 {
     CHECK(self->assignment);
-    const ModuleSpec *vision = job_spec_module(self->assignment->spec, "vision");
-    return self->assignment->rank == (vision ? job_spec_module_ranks(vision) : 0);
+    JobLayout layout = job_layout_make(self->assignment->spec);
+    return self->assignment->rank == layout.modules[layout.num_modules - 1].first_rank;
 }
 
 static bool has_news(const WorkerLoop *self)

@@ -1,6 +1,7 @@
 /* A worker's loop against a coordinator that the test plays, with a stand-in for the trainer. */
 #include "base/clock.h"
 #include "base/memory.h"
+#include "job/job_file.h"
 #include "job/message.h"
 #include "rpc/rpc.h"
 #include "train/worker_loop.h"
@@ -299,17 +300,9 @@ static void send_phase(Fake *fake, int64_t epoch, Viaduct__V1__WatchAssignmentRe
     Viaduct__V1__WatchAssignmentResponse message = VIADUCT__V1__WATCH_ASSIGNMENT_RESPONSE__INIT;
     Viaduct__V1__Worker members[2] = {VIADUCT__V1__WORKER__INIT, VIADUCT__V1__WORKER__INIT};
     Viaduct__V1__Worker *pointers[] = {&members[0], &members[1]};
-    ProtobufCMessage *spec = NULL;
-    assert_int_equal(message_create(&viaduct__v1__job_spec__descriptor, &spec), STATUS_OK);
-    ProtobufCMessage *vision = NULL;
-    assert_int_equal(message_create(&viaduct__v1__module_spec__descriptor, &vision), STATUS_OK);
-    assert_int_equal(message_set_text(&((ModuleSpec *)vision)->name, "vision"), STATUS_OK);
-    assert_int_equal(
-        message_append(spec,
-                       protobuf_c_message_descriptor_get_field_by_name(spec->descriptor, "modules"),
-                       &vision),
-        STATUS_OK);
-    message.spec = (JobSpec *)spec;
+    static const char job[] = "modules: [{name: vision, pool: e}, {name: llm, pool: l}]\n"
+                              "pools: [{name: e, role: encoder}, {name: l, role: llm}]\n";
+    assert_int_equal(job_file_parse("job", job, sizeof job - 1, &message.spec), STATUS_OK);
     assert_int_equal(job_spec_resolve(message.spec), STATUS_OK);
     message.spec->training->steps = steps;
     members[0].data_address = (char *)(uintptr_t) "h:1";
@@ -326,7 +319,7 @@ static void send_phase(Fake *fake, int64_t epoch, Viaduct__V1__WatchAssignmentRe
     }
     assert_non_null(fake->stream);
     (void)rpc_call_send(fake->stream, &message.base);
-    protobuf_c_message_free_unpacked(spec, NULL);
+    viaduct__v1__job_spec__free_unpacked(message.spec, NULL);
 }
 
 static void on_server_done(void *context)

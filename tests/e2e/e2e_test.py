@@ -213,9 +213,9 @@ class BadInputTest(Fixture):
         self.assertRegex(err, r'job\.yaml:11:19: training\.steps: expected a whole number, got "many"')
 
     def test_every_problem_is_listed(self):
-        _, err = self.run_viaduct(2, "train", self.job, "--set", "training.steps=-1", "--set", "modules.llm.pp=2")
+        _, err = self.run_viaduct(2, "train", self.job, "--set", "training.steps=-1", "--set", "modules.llm.pp=9")
         self.assertIn("training.steps: is -1", err)
-        self.assertIn("modules[1].pp: not supported yet", err)
+        self.assertIn("modules[1].pp: is 9", err)
 
     def check_bad_data(self, *parts):
         _, err = self.run_viaduct(1, "train", self.job)

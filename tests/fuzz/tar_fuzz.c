@@ -9,8 +9,20 @@
 #include <unistd.h>
 
 enum {
-    MAX_TOKENS = 256
+    MAX_TOKENS = 256,
+    MELS = 3
 };
+
+static void read_item(const Dataset *dataset, int64_t sample, const SampleItem *item,
+                      const char *path)
+{
+    uint8_t pixels[4 * 4 * 3];
+    float frames[2 * MELS];
+    Status status = item->media == SAMPLE_MEDIA_IMAGE
+                        ? dataset_read_image(dataset, sample, item->index, pixels)
+                        : dataset_read_audio(dataset, sample, item->index, 1, frames);
+    CHECK(status == STATUS_OK || strstr(status_message(), path) != NULL);
+}
 
 /* The whole way: tar, index, texts, JSON, image headers, then every sample that was let in. */
 static void read_all(const char *path)
@@ -18,9 +30,11 @@ static void read_all(const char *path)
     char *patterns[] = {(char *)path};
     DatasetOptions options = {.patterns = patterns,
                               .num_patterns = 1,
-                              .prompt = "see <image>",
+                              .prompt = "see <image>, hear <audio>",
                               .rows_per_image = 3,
                               .image_size = 4,
+                              .mels = MELS,
+                              .max_seconds = 1,
                               .max_tokens = MAX_TOKENS};
     Dataset *dataset = NULL;
     if (dataset_open(&options, &dataset) != STATUS_OK) {
@@ -34,10 +48,9 @@ static void read_all(const char *path)
         CHECK(dataset_read_tokens(dataset, i, ids, labels) == STATUS_OK);
         CHECK(dataset_read_prompt(dataset, i, ids, &count) == STATUS_OK);
         CHECK(count < dataset_sample(dataset, i)->num_tokens);
-        uint8_t pixels[4 * 4 * 3];
-        for (int image = 0; image < dataset_sample(dataset, i)->num_images && image < 4; image++) {
-            Status status = dataset_read_image(dataset, i, image, pixels);
-            CHECK(status == STATUS_OK || strstr(status_message(), path) != NULL);
+        const SampleInfo *info = dataset_sample(dataset, i);
+        for (int item = 0; item < info->num_items && item < 4; item++) {
+            read_item(dataset, i, &info->items[item], path);
         }
     }
     dataset_close(dataset);
@@ -87,6 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
 }
 
 static TestingFile png;
+static TestingFile wav;
 
 size_t fuzz_seed(int index, uint8_t *out)
 {
@@ -100,10 +114,12 @@ size_t fuzz_seed(int index, uint8_t *out)
     memset(name, 'n', sizeof name);
     memcpy(name + (index == 0 ? 60 : 250), ".txt", 5);
     testing_png_rgb(&png, 5, 4);
+    testing_wav(&wav, 8000, 1, 50);
     TestingTar tar = {.archive = archive_write_new()};
     CHECK(archive_write_set_format(tar.archive, formats[index]) == ARCHIVE_OK);
     CHECK(archive_write_open_memory(tar.archive, out, FUZZ_SEED_BYTES_MAX, &used) == ARCHIVE_OK);
     testing_tar_add(&tar, "a/k.png", png.bytes, png.size_bytes);
+    testing_tar_add(&tar, "a/k.wav", wav.bytes, wav.size_bytes);
     testing_tar_text(&tar, "a/k.txt", "a caption");
     testing_tar_text(&tar, name, "another");
     testing_tar_text(&tar, "j.json", "{\"prompt\": \"<image>: \", \"caption\": \"\\u00e4\"}");

@@ -77,10 +77,19 @@ static void make_model(const GoldenFile *file, Model *out)
     llm->tied_head = config_int(file, "tied_head");
 }
 
+/* All samples, the first alone, the last alone. */
+enum {
+    TEXT_ALL,
+    TEXT_FIRST,
+    TEXT_LAST,
+    TEXT_COUNT
+};
+
 typedef struct Input {
     ModuleBatch batch;
     int32_t segment_begins[SEGMENTS + 1];
-    int32_t positions[TOKENS_MAX];
+    SequencesBuffer *buffers[TEXT_COUNT];
+    Sequences texts[TEXT_COUNT];
     int32_t labels[TOKENS_MAX];
     int32_t row_tokens[ROWS_MAX];
     float rows[ROWS_MAX * WIDTH_MAX];      /* [R, D] */
@@ -99,22 +108,18 @@ static void make_input(const GoldenFile *file, const Model *model, Input *input)
     const Tensor *pixels = golden_tensor(file, "", "pixels");
     *input = (Input){0};
     ModuleBatch *batch = &input->batch;
-    *batch = (ModuleBatch){.num_images = pixels->dims[0],
+    *batch = (ModuleBatch){.num_items = pixels->dims[0],
                            .pixels = pixels->data,
-                           .num_tokens = ids->dims[0],
-                           .num_segments = SEGMENTS,
-                           .segment_begins = input->segment_begins,
+                           .sequences = &input->texts[TEXT_ALL],
                            .ids = ids->data,
-                           .positions = input->positions,
                            .labels = input->labels,
                            .row_tokens = input->row_tokens,
                            .rows = input->rows};
-    CHECK(batch->num_tokens <= TOKENS_MAX && model->llm.width <= WIDTH_MAX);
+    CHECK(ids->dims[0] <= TOKENS_MAX && model->llm.width <= WIDTH_MAX);
     int32_t token = 0;
     for (int s = 0; s < SEGMENTS; s++) {
         input->segment_begins[s + 1] = input->segment_begins[s] + lengths[s];
         for (; token < input->segment_begins[s + 1]; token++) {
-            input->positions[token] = token - input->segment_begins[s];
             input->labels[token] = labels[token];
             input->num_labels += labels[token] >= 0;
             if (batch->ids[token] == IMAGE_ID) {
@@ -123,8 +128,26 @@ static void make_input(const GoldenFile *file, const Model *model, Input *input)
             }
         }
     }
-    CHECK(batch->num_rows == batch->num_images * module_rows_per_image(&model->model));
+    CHECK(batch->num_rows == batch->num_items * module_rows_per_image(&model->model));
     batch->loss_scale = 1.0f / (float)input->num_labels;
+}
+
+/* Every rank has all tokens. */
+static Status make_text(Input *input, int text, const int32_t *begins, int num, Device *device,
+                        Stream *stream)
+{
+    TRY(sequences_buffer_create(device, (ShardRank){1, 0, 1, 0}, TOKENS_MAX, SEGMENTS, true,
+                                &input->buffers[text]));
+    return sequences_make(input->buffers[text], begins, num, stream, &input->texts[text]);
+}
+
+static Status make_texts(Input *input, Device *device, Stream *stream)
+{
+    const int32_t *begins = input->segment_begins;
+    const int32_t last[2] = {0, begins[SEGMENTS] - begins[SEGMENTS - 1]};
+    TRY(make_text(input, TEXT_ALL, begins, SEGMENTS, device, stream));
+    TRY(make_text(input, TEXT_FIRST, begins, 1, device, stream));
+    return make_text(input, TEXT_LAST, last, 1, device, stream);
 }
 
 /* ---- one rank ---- */
@@ -193,9 +216,10 @@ static Status create_modules(Rank *rank, LayerContext *context, Device *device)
                                     .tp = context->tp};
     const ModuleBatch *batch = &rank->input.batch;
     /* Larger than needed, as in training. */
-    ModuleLimits limits = {.slots = 2,
-                           .images = batch->num_images + 1,
-                           .tokens = batch->num_tokens + 5,
+    TRY(make_texts(&rank->input, device, context->stream));
+    ModuleLimits limits = {.slots = {2},
+                           .items = batch->num_items + 1,
+                           .keys = batch->sequences->num_keys + 5,
                            .segments = SEGMENTS + 1,
                            .rows = batch->num_rows + 3};
     TRY(vision_module_ops.create(&rank->model.model, &module_context, &limits, &rank->vision));
@@ -219,6 +243,9 @@ static void destroy_modules(Rank *rank)
         memory_free(rank->m[i]);
         memory_free(rank->v[i]);
     }
+    for (int i = 0; i < TEXT_COUNT; i++) {
+        sequences_buffer_destroy(rank->input.buffers[i]);
+    }
     vision_module_ops.destroy(rank->vision);
     llm_module_ops.destroy(rank->llm);
 }
@@ -229,47 +256,44 @@ static Status forward_other(Rank *rank)
     ModuleBatch other = rank->input.batch;
     float rows[ROWS_MAX * WIDTH_MAX];
     double loss = 0;
-    other.num_images = 1;
+    other.num_items = 1;
     other.num_rows = module_rows_per_image(&rank->model.model);
-    other.num_segments = 1;
-    other.num_tokens = other.segment_begins[1];
+    other.sequences = &rank->input.texts[TEXT_FIRST];
     other.rows = rows;
-    TRY(vision_module_ops.forward(rank->vision, 1, &other, rows, NULL));
-    return llm_module_ops.forward(rank->llm, 1, &other, NULL, &loss);
+    TRY(vision_module_ops.forward(rank->vision, 0, 1, &other, rows, NULL));
+    return llm_module_ops.forward(rank->llm, 0, 1, &other, NULL, &loss);
 }
 
 /* Microbatches without images and without tokens: nothing changes. Text alone: no rows are read or
  * written. */
 static Status check_small_batches(Rank *rank)
 {
-    ModuleBatch none = {.loss_scale = 1};
+    const Sequences nothing = {0};
+    ModuleBatch none = {.loss_scale = 1, .sequences = &nothing};
+    float grad[TOKENS_MAX * WIDTH_MAX];
     double loss = 0;
-    TRY(vision_module_ops.forward(rank->vision, 0, &none, NULL, NULL));
-    TRY(vision_module_ops.backward(rank->vision, 0, &none, NULL));
-    TRY(llm_module_ops.forward(rank->llm, 0, &none, NULL, &loss));
-    TRY(llm_module_ops.backward(rank->llm, 0, &none, NULL));
+    TRY(vision_module_ops.forward(rank->vision, 0, 0, &none, NULL, NULL));
+    TRY(vision_module_ops.backward(rank->vision, 0, 0, &none, grad, NULL));
+    TRY(llm_module_ops.forward(rank->llm, 0, 0, &none, NULL, &loss));
+    TRY(llm_module_ops.backward(rank->llm, 0, 0, &none, grad, NULL));
     testing_near(rank->report, "loss of nothing", 0, loss, 0, 0, 0);
     for (int64_t i = 0; i < rank->llm->params.count; i++) {
         testing_near(rank->report, "gradient of nothing", i, rank->llm->params.grads[i], 0, 0, 0);
     }
 
     ModuleBatch text = rank->input.batch; /* the last sample has no image */
-    int32_t first = text.segment_begins[SEGMENTS - 1];
-    int32_t begins[2] = {0, text.segment_begins[SEGMENTS] - first};
-    text.num_segments = 1;
-    text.segment_begins = begins;
-    text.num_tokens = begins[1];
+    int32_t first = rank->input.segment_begins[SEGMENTS - 1];
+    text.sequences = &rank->input.texts[TEXT_LAST];
     text.ids += first;
-    text.positions += first;
     text.labels += first;
     text.num_rows = 0;
     text.row_tokens = NULL;
     text.rows = NULL;
-    TRY(llm_module_ops.forward(rank->llm, 0, &text, NULL, &loss));
-    TRY(llm_module_ops.backward(rank->llm, 0, &text, NULL));
+    TRY(llm_module_ops.forward(rank->llm, 0, 0, &text, NULL, &loss));
+    TRY(llm_module_ops.backward(rank->llm, 0, 0, &text, grad, NULL));
     const Tensor *log_probs = golden_tensor(rank->file, "", "log_probs");
     double expected = 0;
-    for (int64_t t = 0; t < text.num_tokens; t++) {
+    for (int64_t t = 0; t < text.sequences->num_keys; t++) {
         expected -= text.labels[t] < 0
                         ? 0
                         : tensor_f32(log_probs)[(first + t) * log_probs->dims[1] + text.labels[t]];
@@ -288,12 +312,13 @@ static Status step_forward_backward(Rank *rank, int step)
     for (int i = 0; i < 2; i++) {
         memset(modules[i]->params.grads, 0, (size_t)modules[i]->params.count * sizeof(float));
     }
+    float grad[TOKENS_MAX * WIDTH_MAX];
     double loss = 0.5; /* added to */
-    TRY(vision_module_ops.forward(rank->vision, 0, batch, input->rows, NULL));
-    TRY(llm_module_ops.forward(rank->llm, 0, batch, NULL, &loss));
+    TRY(vision_module_ops.forward(rank->vision, 0, 0, batch, input->rows, NULL));
+    TRY(llm_module_ops.forward(rank->llm, 0, 0, batch, NULL, &loss));
     TRY(forward_other(rank));
-    TRY(llm_module_ops.backward(rank->llm, 0, batch, input->rows_grad));
-    TRY(vision_module_ops.backward(rank->vision, 0, batch, input->rows_grad));
+    TRY(llm_module_ops.backward(rank->llm, 0, 0, batch, grad, input->rows_grad));
+    TRY(vision_module_ops.backward(rank->vision, 0, 0, batch, grad, input->rows_grad));
     TRY(testing_sum_partial_grads(&rank->vision_layers));
     TRY(testing_sum_partial_grads(&rank->llm_layers));
     testing_near(rank->report, "loss", step, (loss - 0.5) / (double)input->num_labels,
@@ -334,17 +359,17 @@ static Status check_log_probs(Rank *rank, int every)
     int32_t tokens[TOKENS_MAX];
     int32_t predicted[TOKENS_MAX];
     batch.labels = labels;
-    TRY(vision_module_ops.forward(rank->vision, 0, &batch, rank->input.rows, NULL));
+    TRY(vision_module_ops.forward(rank->vision, 0, 0, &batch, rank->input.rows, NULL));
     for (int64_t i = 0; i < n * vocabulary; i += every) {
         for (int64_t t = 0; t < n; t++) {
             labels[t] = t == i / vocabulary ? (int32_t)(i % vocabulary) : -1;
         }
         double loss = 0;
-        TRY(llm_module_ops.forward(rank->llm, 0, &batch, NULL, &loss));
+        TRY(llm_module_ops.forward(rank->llm, 0, 0, &batch, NULL, &loss));
         testing_near(rank->report, "log_probs", i, -loss, tensor_f32(expected)[i], relative,
                      absolute);
     }
-    TRY(llm_module_ops.forward(rank->llm, 1, &batch, NULL, NULL)); /* without the head */
+    TRY(llm_module_ops.forward(rank->llm, 0, 1, &batch, NULL, NULL)); /* without the head */
     for (int32_t t = 0; t < n; t++) {
         tokens[t] = (int32_t)n - 1 - t;
     }

@@ -1,6 +1,6 @@
-/* ParityReference: the truth: both modules in one process, the whole batch at once, SGD in plain
- * loops. It knows no plan, no schedule, no comm, no boundary and no reduction; the order of samples
- * is worked out from the documented rule.
+/* ParityReference: the truth: all modules uncut in one process, the whole batch at once, SGD in
+ * plain loops. It knows no plan, no schedule, no comm, no boundary and no reduction; the order of
+ * samples is worked out from the documented rule.
  *
  * What is allowed: float32 sums in another order. Losses: 1e-5 relative. Gradients and weights:
  * 5e-5 of the largest in the tensor, plus, for gradients that are zero by mathematics (a key's
@@ -19,9 +19,9 @@ typedef struct ParityReferenceStep {
     double grad_norm;
     int64_t labels;
     int64_t tokens;
-    int64_t rows;
-    float *grads[2];   /* of vision, llm: [params.count] */
-    float *weights[2]; /* after the step */
+    int64_t rows_of[PARITY_MODULES_MAX]; /* each encoder */
+    float *grads[PARITY_MODULES_MAX];    /* of each module: [params.trained_count] */
+    float *weights[PARITY_MODULES_MAX];  /* [params.count] after the step */
 } ParityReferenceStep;
 
 typedef struct ParityReference {
@@ -29,7 +29,9 @@ typedef struct ParityReference {
     Device *device;
     Stream *stream;
     Dataset *dataset;
-    Module *modules[2]; /* vision, llm */
+    int num_modules;
+    Module *modules[PARITY_MODULES_MAX]; /* in the order of the job's layout */
+    SequencesBuffer *sequences;
     int num_steps;
     ParityReferenceStep steps[PARITY_STEPS_MAX];
     /* Positions of a step (within the batch) whose labels do not count in the loss, though N counts

@@ -31,10 +31,22 @@ static void keep_weights(ParityRank *rank, const TrainerStep *step)
 {
     (void)step;
     Ends *ends = rank->run->context;
-    const ParamSet *params = &trainer_module(rank->trainer)->params;
-    CHECK(MEMORY_NEW(&ends->weights[rank->rank], params->count) == STATUS_OK);
-    memcpy(ends->weights[rank->rank], params->values, (size_t)params->count * sizeof(float));
-    ends->counts[rank->rank] = params->count;
+    int64_t count = 0;
+    for (int k = 0; k < rank->layout.num_modules; k++) {
+        const Module *module = trainer_module(rank->trainer, k);
+        count += module ? module->params.count : 0;
+    }
+    float *weights = NULL;
+    CHECK(MEMORY_NEW(&weights, count) == STATUS_OK);
+    ends->weights[rank->rank] = weights;
+    ends->counts[rank->rank] = count;
+    for (int k = 0; k < rank->layout.num_modules; k++) {
+        const Module *module = trainer_module(rank->trainer, k);
+        if (module) {
+            memcpy(weights, module->params.values, (size_t)module->params.count * sizeof(float));
+            weights += module->params.count;
+        }
+    }
 }
 
 static void free_ends(Ends *ends)
@@ -51,7 +63,6 @@ static void run_job(const ParityOptions *options, const char *resume_from, Parit
     *ends = (Ends){0};
     JobSpec *spec = parity_spec(options);
     *run = (ParityRun){.spec = spec,
-                       .layout = options->layout,
                        .resume_from = resume_from,
                        .is_whole = true,
                        .visit = keep_weights,
@@ -111,7 +122,7 @@ static void test_resume(void **state)
     ParityOptions options = {.shard = data.shard,
                              .checkpoints = folder,
                              .checkpoint_every = SAVED,
-                             .layout = {1, 2, 2, 2},
+                             .layout = PARITY_PLAIN(1, 2, 2, 2),
                              .steps = STEPS,
                              .batch = 4,
                              .microbatches = 2,
@@ -127,7 +138,7 @@ static void test_resume(void **state)
     check_same(&whole, &resumed, &whole_ends, &ends);
     free_ends(&ends);
 
-    options.layout = (ParityLayout){2, 1, 1, 3};
+    options.layout = PARITY_PLAIN(2, 1, 1, 3);
     run_job(&options, whole.checkpoint, &resumed, &ends);
     check_near(&whole, &resumed);
     free_ends(&ends);
@@ -148,7 +159,7 @@ static void test_other_job(void **state)
     snprintf(folder, sizeof folder, "%s/checkpoints", data.folder);
     ParityOptions options = {.shard = data.shard,
                              .checkpoints = folder,
-                             .layout = {1, 1, 1, 1},
+                             .layout = PARITY_PLAIN(1, 1, 1, 1),
                              .steps = 1,
                              .batch = 2,
                              .seed = SEED};
@@ -160,7 +171,7 @@ static void test_other_job(void **state)
     options.steps = 2;
     ParityRank ranks[PARITY_RANKS_MAX];
     JobSpec *spec = parity_spec(&options);
-    run = (ParityRun){.spec = spec, .layout = options.layout, .resume_from = checkpoint};
+    run = (ParityRun){.spec = spec, .resume_from = checkpoint};
     parity_run(&run, ranks);
     for (int i = 0; i < 2; i++) {
         if (ranks[i].status == STATUS_OK || !strstr(ranks[i].message, "seed 33")) {

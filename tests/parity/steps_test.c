@@ -28,18 +28,14 @@ static void compare(ParityRank *rank, const TrainerStep *step)
 }
 
 /* One job against the truth. */
-static void check_job(const ParityOptions *options, const ModuleOps *llm, Range masked,
+static void check_job(const ParityOptions *options, const ModuleOps *faulty, Range masked,
                       const char *what)
 {
     ParityRank ranks[PARITY_RANKS_MAX];
     JobSpec *spec = parity_spec(options);
     ParityReference reference;
     parity_reference_make(&reference, spec, masked);
-    ParityRun run = {.spec = spec,
-                     .layout = options->layout,
-                     .llm = llm,
-                     .visit = compare,
-                     .context = &reference};
+    ParityRun run = {.spec = spec, .faulty = faulty, .visit = compare, .context = &reference};
     parity_run(&run, ranks);
     parity_expect_good(&run, ranks, what);
     parity_reference_free(&reference);
@@ -70,7 +66,7 @@ static void test_text_only(void **state)
 {
     (void)state;
     static const int images[] = {0, 0, 3, 0, 1};
-    static const ParityLayout layouts[] = {{1, 2, 2, 1}, {2, 1, 1, 2}};
+    const ParityLayout layouts[] = {PARITY_PLAIN(1, 2, 2, 1), PARITY_PLAIN(2, 1, 1, 2)};
     ParityData data;
     parity_data_write(&data, images, 5);
     for (int i = 0; i < 2; i++) {
@@ -96,8 +92,11 @@ static void test_no_image_at_all(void **state)
     static const int images[] = {0, 0, 0};
     ParityData data;
     parity_data_write(&data, images, 3);
-    const ParityOptions options = {
-        .shard = data.shard, .layout = {1, 2, 1, 2}, .steps = 2, .batch = 3, .seed = SEED};
+    const ParityOptions options = {.shard = data.shard,
+                                   .layout = PARITY_PLAIN(1, 2, 1, 2),
+                                   .steps = 2,
+                                   .batch = 3,
+                                   .seed = SEED};
     check_job(&options, NULL, (Range){0, 0}, "no image at all");
     parity_data_remove(&data);
 }
@@ -112,9 +111,9 @@ static void test_few_samples(void **state)
     ParityOptions options = {.shard = data.shard, .steps = 3, .batch = 2, .seed = SEED};
     for (int microbatches = 1; microbatches <= 3; microbatches += 2) {
         options.microbatches = microbatches;
-        options.layout = (ParityLayout){1, 5, 1, 3};
+        options.layout = PARITY_PLAIN(1, 5, 1, 3);
         check_job(&options, NULL, (Range){0, 0}, "few samples");
-        options.layout = (ParityLayout){2, 2, 2, 3};
+        options.layout = PARITY_PLAIN(2, 2, 2, 3);
         check_job(&options, NULL, (Range){0, 0}, "few samples");
     }
     parity_data_remove(&data);
@@ -128,7 +127,7 @@ static void test_small_data(void **state)
     ParityData data;
     parity_data_write(&data, images, 3);
     const ParityOptions options = {.shard = data.shard,
-                                   .layout = {1, 2, 2, 1},
+                                   .layout = PARITY_PLAIN(1, 2, 2, 1),
                                    .steps = 2,
                                    .batch = 8,
                                    .microbatches = 2,
@@ -143,12 +142,12 @@ static void test_masked_microbatch(void **state)
     ParityData data;
     parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
     const ParityOptions options = {.shard = data.shard,
-                                   .layout = {1, 2, 2, 1},
+                                   .layout = PARITY_PLAIN(1, 2, 2, 1),
                                    .steps = 3,
                                    .batch = 4,
                                    .microbatches = FAULTY_MICROBATCHES,
                                    .seed = SEED};
-    check_job(&options, &faulty_llm_masked, (Range){0, 2}, "masked");
+    check_job(&options, faulty_ops(FAULTY_LLM_MASKED), (Range){0, 2}, "masked");
     parity_data_remove(&data);
 }
 
@@ -158,7 +157,7 @@ static void test_clipping(void **state)
     ParityData data;
     parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
     const ParityOptions options = {.shard = data.shard,
-                                   .layout = {2, 2, 2, 1},
+                                   .layout = PARITY_PLAIN(2, 2, 2, 1),
                                    .steps = 3,
                                    .batch = 4,
                                    .seed = SEED,
@@ -179,7 +178,7 @@ typedef struct Dropped {
 static void check_dropped(ParityRank *rank, const TrainerStep *step)
 {
     Dropped *dropped = rank->run->context;
-    const ParamSet *params = &trainer_module(rank->trainer)->params;
+    const ParamSet *params = &trainer_module(rank->trainer, parity_serves(rank, 0) ? 0 : 1)->params;
     float **weights = &dropped->weights[rank->rank];
     size_t size_bytes = (size_t)params->count * sizeof(float);
     if (step->step == 1) {
@@ -198,24 +197,18 @@ static void check_dropped(ParityRank *rank, const TrainerStep *step)
     }
 }
 
-static void check_not_finite(const char *shard, const ModuleOps *vision, const ModuleOps *llm,
-                             const char *module)
+static void check_not_finite(const char *shard, const ModuleOps *faulty, const char *module)
 {
     ParityRank ranks[PARITY_RANKS_MAX];
     Dropped dropped = {.module = module};
     const ParityOptions options = {.shard = shard,
-                                   .layout = {1, 2, 2, 1},
+                                   .layout = PARITY_PLAIN(1, 2, 2, 1),
                                    .steps = 3,
                                    .batch = 6,
                                    .microbatches = FAULTY_MICROBATCHES,
                                    .seed = SEED};
     JobSpec *spec = parity_spec(&options);
-    ParityRun run = {.spec = spec,
-                     .layout = options.layout,
-                     .vision = vision,
-                     .llm = llm,
-                     .visit = check_dropped,
-                     .context = &dropped};
+    ParityRun run = {.spec = spec, .faulty = faulty, .visit = check_dropped, .context = &dropped};
     parity_run(&run, ranks);
     parity_expect_good(&run, ranks, "not finite");
     for (int i = 0; i < PARITY_RANKS_MAX; i++) {
@@ -229,9 +222,9 @@ static void test_not_finite(void **state)
     (void)state;
     ParityData data;
     parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
-    check_not_finite(data.shard, &faulty_vision_not_finite, NULL, "vision");
-    check_not_finite(data.shard, &faulty_vision_bad_rows, NULL, "vision");
-    check_not_finite(data.shard, NULL, &faulty_llm_not_finite, "llm");
+    check_not_finite(data.shard, faulty_ops(FAULTY_VISION_NOT_FINITE), "vision");
+    check_not_finite(data.shard, faulty_ops(FAULTY_VISION_BAD_ROWS), "vision");
+    check_not_finite(data.shard, faulty_ops(FAULTY_LLM_NOT_FINITE), "llm");
     parity_data_remove(&data);
 }
 
@@ -250,12 +243,15 @@ static void test_stop(void **state)
     ParityData data;
     parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
     ParityRank ranks[PARITY_RANKS_MAX];
-    const ParityOptions options = {
-        .shard = data.shard, .layout = {1, 2, 2, 1}, .steps = 1000, .batch = 2, .seed = SEED};
+    const ParityOptions options = {.shard = data.shard,
+                                   .layout = PARITY_PLAIN(1, 2, 2, 1),
+                                   .steps = 1000,
+                                   .batch = 2,
+                                   .seed = SEED};
     JobSpec *spec = parity_spec(&options);
-    ParityRun run = {.spec = spec, .layout = options.layout, .visit = stop_at_two};
+    ParityRun run = {.spec = spec, .visit = stop_at_two};
     parity_run(&run, ranks);
-    for (int i = 0; i < parity_ranks(options.layout); i++) {
+    for (int i = 0; i < parity_ranks(&run); i++) {
         assert_int_equal(ranks[i].status, STATUS_ABORTED);
         if (!strstr(ranks[i].message, "step 2, ") && !strstr(ranks[i].message, "step 3, ")) {
             fail_msg("rank %d: \"%s\" does not name the step", i, ranks[i].message);
@@ -274,13 +270,16 @@ static void test_bad_image(void **state)
     parity_data_write(&data, images, 2);
     parity_data_spoil(&data);
     ParityRank ranks[PARITY_RANKS_MAX];
-    const ParityOptions options = {
-        .shard = data.shard, .layout = {1, 2, 2, 1}, .steps = 3, .batch = 2, .seed = SEED};
+    const ParityOptions options = {.shard = data.shard,
+                                   .layout = PARITY_PLAIN(1, 2, 2, 1),
+                                   .steps = 3,
+                                   .batch = 2,
+                                   .seed = SEED};
     JobSpec *spec = parity_spec(&options);
-    ParityRun run = {.spec = spec, .layout = options.layout};
+    ParityRun run = {.spec = spec};
     parity_run(&run, ranks);
     int named = 0;
-    for (int i = 0; i < parity_ranks(options.layout); i++) {
+    for (int i = 0; i < parity_ranks(&run); i++) {
         assert_int_not_equal(ranks[i].status, STATUS_OK);
         named += strstr(ranks[i].message, "step 1, microbatch 0, ENCODE") &&
                  strstr(ranks[i].message, "sample-00");
@@ -307,19 +306,19 @@ static void check_losses(const ParityRun *run, ParityReference *reference, const
 {
     int64_t samples[16];
     int64_t from[16];
-    int with_images[16];
+    int with_items[16];
     int count = 0;
     for (int i = 0; i < num; i++) {
         samples[i] = i;
         from[i] = i;
         if (images[i] > 0) {
-            with_images[count++] = i;
+            with_items[count++] = i;
         }
     }
     near(run->heldout_loss,
          parity_reference_loss(reference, reference->dataset, samples, samples, num));
     for (int i = 0; i < count; i++) {
-        from[with_images[i]] = with_images[(i + (count + 1) / 2) % count];
+        from[with_items[i]] = with_items[(i + (count + 1) / 2) % count];
     }
     near(run->heldout_loss_shuffled,
          parity_reference_loss(reference, reference->dataset, samples, from, num));
@@ -329,14 +328,24 @@ static void check_losses(const ParityRun *run, ParityReference *reference, const
 static void test_evaluation(void **state)
 {
     (void)state;
-    static const ParityLayout layouts[] = {{1, 1, 1, 1}, {1, 3, 2, 2}, {2, 1, 1, 3}};
+    static const ParityLayout layouts[] = {
+        {.vision = {0}},
+        {.vision = {.dp = 3}, .llm = {.tp = 2, .dp = 2}},
+        {.vision = {.tp = 2}, .llm = {.dp = 3}},
+        {.vision = {.cp = 2}, .llm = {.cp = 2, .pp = 2, .dp = 2}},
+        {.vision = {.dp = 4},
+         .llm = {.tp = 2, .pp = 2, .is_sequence_parallel = true},
+         .is_colocated = true},
+        {.vision = {.pp = 2}, .llm = {.tp = 2, .cp = 3, .is_sequence_parallel = true}},
+        {.vision = {.tp = 2}, .llm = {.pp = 2, .chunks = 2}},
+    };
     enum {
         NUM = sizeof uneven / sizeof *uneven
     };
     ParityData data;
     parity_data_write(&data, uneven, NUM);
     char first[8][64] = {""};
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         ParityRank ranks[PARITY_RANKS_MAX];
         const ParityOptions options = {.shard = data.shard,
                                        .heldout = data.shard,
@@ -349,7 +358,7 @@ static void test_evaluation(void **state)
         JobSpec *spec = parity_spec(&options);
         ParityReference reference;
         parity_reference_make(&reference, spec, (Range){0, 0});
-        ParityRun run = {.spec = spec, .layout = layouts[i], .is_whole = true};
+        ParityRun run = {.spec = spec, .is_whole = true};
         parity_run(&run, ranks);
         parity_expect_good(&run, ranks, "evaluation");
         check_losses(&run, &reference, uneven, NUM);

@@ -1,7 +1,7 @@
 /* Attention in blocks of queries and keys: the products by gemm, the softmax between them in the
  * cache.
  *
- * Legend: T tokens of one segment, W head width, Q queries and C keys of one block.
+ * Legend: W head width, Q queries and C keys of one block.
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
@@ -24,9 +24,20 @@ static int kv_head_of(const AttentionShape *shape, int head)
     return (shape->first_head + head) / shape->group - shape->first_kv_head;
 }
 
-static int64_t segment_tokens(const AttentionShape *shape, int64_t segment)
+static int64_t run_queries(const AttentionRun *run)
 {
-    return shape->segment_begins[segment + 1] - shape->segment_begins[segment];
+    return run->q_end - run->q_begin;
+}
+
+static int64_t run_keys(const AttentionRun *run)
+{
+    return run->key_end - run->key_begin;
+}
+
+/* The same keys as the run before: the same segment. */
+static bool continues_segment(const AttentionShape *shape, int64_t run)
+{
+    return run > 0 && shape->runs[run].key_begin == shape->runs[run - 1].key_begin;
 }
 
 /* Checks the shape and tells whether the work is worth several threads. */
@@ -38,32 +49,46 @@ static bool check_shape(const AttentionShape *shape)
         CHECK(kv_head_of(shape, shape->heads - 1) < shape->kv_heads);
     }
     int64_t pairs = 0;
-    for (int64_t s = 0; s < shape->num_segments; s++) {
-        int64_t tokens = segment_tokens(shape, s);
-        CHECK(tokens >= 0);
-        pairs += tokens * tokens;
+    int64_t query = 0;
+    int64_t key = 0;
+    for (int64_t r = 0; r < shape->num_runs; r++) {
+        const AttentionRun *run = &shape->runs[r];
+        CHECK(run->q_begin == query && run->q_begin < run->q_end);
+        CHECK(run->key_begin < run->key_end && run->key_end <= shape->num_keys);
+        CHECK(run->key_begin >= key || continues_segment(shape, r));
+        CHECK(run->diagonal >= 0 &&
+              (!shape->causal || run->diagonal + run_queries(run) <= run_keys(run)));
+        query = run->q_end;
+        key = run->key_end;
+        pairs += run_queries(run) * run_keys(run);
     }
-    const int32_t *begins = shape->segment_begins;
-    CHECK(shape->num_segments == 0 ||
-          (begins[0] == 0 && begins[shape->num_segments] == shape->num_tokens));
+    CHECK(query == shape->num_tokens);
     return pairs * shape->heads * shape->head_width >= PARALLEL_MIN;
 }
 
-/* Keys of a block, which begins at `keys_begin`, that the query may see. */
-static int64_t count_visible(const AttentionShape *shape, int64_t query, Range keys)
+/* Keys of a block that query `query` of the run may see; both count from the run's first. */
+static int64_t count_visible(const AttentionShape *shape, const AttentionRun *run, int64_t query,
+                             Range keys)
 {
     if (!shape->causal) {
         return range_count(keys);
     }
-    return range_count(range_intersect(keys, (Range){keys.begin, query + 1}));
+    return range_count(range_intersect(keys, (Range){keys.begin, run->diagonal + query + 1}));
+}
+
+/* No query before `queries_end` sees the block of keys or those behind it. */
+static bool is_hidden(const AttentionShape *shape, const AttentionRun *run, int64_t queries_end,
+                      Range keys)
+{
+    return shape->causal && keys.begin >= run->diagonal + queries_end;
 }
 
 typedef struct Forward {
     float *out;         /* [N, H, W] */
     float *log_sum_exp; /* [N, H] */
     const float *q;     /* [N, H, W] */
-    const float *k;     /* [N, K, W] */
-    const float *v;     /* [N, K, W] */
+    const float *k;     /* [K, G, W] */
+    const float *v;     /* [K, G, W] */
     const AttentionShape *shape;
 } Forward;
 
@@ -82,14 +107,14 @@ static void scale_row(float *row, float factor, int64_t count)
 
 /* Scores [Q, C] become e^(score - max), 0 where masked; out [Q, W], summed under the old maximum,
  * is brought to the new one. */
-static void soften_block(const AttentionShape *shape, float *scores, float *out, Range queries,
-                         Range keys, Running *running)
+static void soften_block(const AttentionShape *shape, const AttentionRun *run, float *scores,
+                         float *out, Range queries, Range keys, Running *running)
 {
     int64_t cols = range_count(keys);
     int64_t out_stride = (int64_t)shape->heads * shape->head_width;
     for (int64_t i = 0; i < range_count(queries); i++) {
         float *row = scores + i * cols;
-        int64_t visible = count_visible(shape, queries.begin + i, keys);
+        int64_t visible = count_visible(shape, run, queries.begin + i, keys);
         float old_max = running->max[i];
         float row_largest = row_max(row, visible);
         float max = row_largest > old_max ? row_largest : old_max;
@@ -109,18 +134,17 @@ static void soften_block(const AttentionShape *shape, float *scores, float *out,
     }
 }
 
-/* One block of queries of one segment and head; ranges count from the segment's first token. */
-static bool forward_block(const Forward *f, int64_t segment, int head, Range queries)
+/* One block of queries of one run and head; ranges count from the run's first query and key. */
+static bool forward_block(const Forward *f, const AttentionRun *run, int head, Range queries)
 {
     const AttentionShape *shape = f->shape;
     int64_t width = shape->head_width;
     int64_t q_stride = shape->heads * width;
     int64_t kv_stride = shape->kv_heads * width;
-    int64_t first = shape->segment_begins[segment];
-    int64_t kv_offset = first * kv_stride + kv_head_of(shape, head) * width;
+    int64_t first = run->q_begin;
+    int64_t kv_offset = run->key_begin * kv_stride + kv_head_of(shape, head) * width;
     int64_t q_offset = (first + queries.begin) * q_stride + head * width;
-    int64_t tokens = segment_tokens(shape, segment);
-    int64_t key_blocks = count_blocks(tokens, KEYS_MAX);
+    int64_t key_blocks = count_blocks(run_keys(run), KEYS_MAX);
     int64_t rows = range_count(queries);
     float scores[SCORES_MAX];
     Running running;
@@ -131,8 +155,8 @@ static bool forward_block(const Forward *f, int64_t segment, int head, Range que
     float *out = f->out + q_offset;
     bool ok = true;
     for (int64_t block = 0; block < key_blocks; block++) {
-        Range keys = range_part(tokens, key_blocks, block);
-        if (shape->causal && keys.begin >= queries.end) {
+        Range keys = range_part(run_keys(run), key_blocks, block);
+        if (is_hidden(shape, run, queries.end, keys)) {
             break;
         }
         int64_t cols = range_count(keys);
@@ -149,7 +173,7 @@ static bool forward_block(const Forward *f, int64_t segment, int head, Range que
                             .alpha = shape->scale,
                             .transpose_b = true};
         ok = gemm_compute(&score) && ok;
-        soften_block(shape, scores, out, queries, keys, &running);
+        soften_block(shape, run, scores, out, queries, keys, &running);
         const Gemm mix = {.c = out,
                           .a = scores,
                           .b = f->v + keys_offset,
@@ -179,16 +203,15 @@ Status attention_forward_cpu(float *out, float *log_sum_exp, const float *q, con
     (void)stream;
     bool parallel = check_shape(shape);
     const Forward forward = {out, log_sum_exp, q, k, v, shape};
-    int64_t units = (int64_t)shape->num_segments * shape->heads;
+    int64_t units = (int64_t)shape->num_runs * shape->heads;
     int failed = 0;
 #pragma omp parallel for if (parallel) schedule(dynamic, 1) reduction(+ : failed)
     for (int64_t unit = 0; unit < units; unit++) {
-        int64_t segment = unit / shape->heads;
-        int64_t tokens = segment_tokens(shape, segment);
-        int64_t blocks = count_blocks(tokens, QUERIES_MAX);
+        const AttentionRun *run = &shape->runs[unit / shape->heads];
+        int64_t blocks = count_blocks(run_queries(run), QUERIES_MAX);
         for (int64_t block = 0; block < blocks; block++) {
-            Range queries = range_part(tokens, blocks, block);
-            failed += !forward_block(&forward, segment, (int)(unit % shape->heads), queries);
+            Range queries = range_part(run_queries(run), blocks, block);
+            failed += !forward_block(&forward, run, (int)(unit % shape->heads), queries);
         }
     }
     if (failed > 0) {
@@ -199,23 +222,23 @@ Status attention_forward_cpu(float *out, float *log_sum_exp, const float *q, con
 
 typedef struct Backward {
     float *q_grad;            /* [N, H, W] */
-    float *k_grad;            /* [N, K, W] */
-    float *v_grad;            /* [N, K, W] */
+    float *k_grad;            /* [K, G, W] */
+    float *v_grad;            /* [K, G, W] */
     const float *out_grad;    /* [N, H, W] */
     const float *out;         /* [N, H, W] */
     const float *log_sum_exp; /* [N, H] */
     const float *q;           /* [N, H, W] */
-    const float *k;           /* [N, K, W] */
-    const float *v;           /* [N, K, W] */
+    const float *k;           /* [K, G, W] */
+    const float *v;           /* [K, G, W] */
     const AttentionShape *shape;
 } Backward;
 
 /* One block of queries of one head against one block of keys. */
 typedef struct Block {
-    int64_t first; /* token of the batch that the segment begins with */
+    const AttentionRun *run;
     int head;
-    Range queries; /* from the segment's first token */
-    Range keys;
+    Range queries;                /* from the run's first */
+    Range keys;                   /* from the run's first */
     float mean_grad[QUERIES_MAX]; /* out_grad . out of each query */
 } Block;
 
@@ -229,8 +252,8 @@ static void unsoften_block(const Backward *b, const Block *block, float *scores,
         float *row = scores + i * cols;
         float *grad = grads + i * cols;
         int64_t query = block->queries.begin + i;
-        int64_t visible = count_visible(shape, query, block->keys);
-        float lse = b->log_sum_exp[(block->first + query) * shape->heads + block->head];
+        int64_t visible = count_visible(shape, block->run, query, block->keys);
+        float lse = b->log_sum_exp[(block->run->q_begin + query) * shape->heads + block->head];
         float mean_grad = block->mean_grad[i];
         float scale = shape->scale;
 #pragma omp simd
@@ -250,9 +273,9 @@ static bool backward_block(const Backward *b, const Block *block)
     int64_t width = shape->head_width;
     int64_t q_stride = shape->heads * width;
     int64_t kv_stride = shape->kv_heads * width;
-    int64_t q_at = (block->first + block->queries.begin) * q_stride + block->head * width;
-    int64_t kv_at =
-        (block->first + block->keys.begin) * kv_stride + kv_head_of(shape, block->head) * width;
+    int64_t q_at = (block->run->q_begin + block->queries.begin) * q_stride + block->head * width;
+    int64_t kv_at = (block->run->key_begin + block->keys.begin) * kv_stride +
+                    kv_head_of(shape, block->head) * width;
     int64_t rows = range_count(block->queries);
     int64_t cols = range_count(block->keys);
     float scores[SCORES_MAX];
@@ -309,25 +332,24 @@ static bool backward_block(const Backward *b, const Block *block)
     return gemm_compute(&mix) && ok;
 }
 
-static int backward_head(const Backward *b, int64_t segment, int head)
+static int backward_head(const Backward *b, const AttentionRun *run, int head)
 {
     const AttentionShape *shape = b->shape;
     int64_t width = shape->head_width;
-    int64_t tokens = segment_tokens(shape, segment);
-    int64_t query_blocks = count_blocks(tokens, QUERIES_MAX);
-    int64_t key_blocks = count_blocks(tokens, KEYS_MAX);
-    Block block = {.first = shape->segment_begins[segment], .head = head};
+    int64_t query_blocks = count_blocks(run_queries(run), QUERIES_MAX);
+    int64_t key_blocks = count_blocks(run_keys(run), KEYS_MAX);
+    Block block = {.run = run, .head = head};
     int failed = 0;
     for (int64_t i = 0; i < query_blocks; i++) {
-        block.queries = range_part(tokens, query_blocks, i);
+        block.queries = range_part(run_queries(run), query_blocks, i);
         for (int64_t r = block.queries.begin; r < block.queries.end; r++) {
-            int64_t at = ((block.first + r) * shape->heads + head) * width;
+            int64_t at = ((run->q_begin + r) * shape->heads + head) * width;
             block.mean_grad[r - block.queries.begin] =
                 row_dot(b->out_grad + at, b->out + at, width);
         }
         for (int64_t j = 0; j < key_blocks; j++) {
-            block.keys = range_part(tokens, key_blocks, j);
-            if (shape->causal && block.keys.begin >= block.queries.end) {
+            block.keys = range_part(run_keys(run), key_blocks, j);
+            if (is_hidden(shape, run, block.queries.end, block.keys)) {
                 break;
             }
             failed += !backward_block(b, &block);
@@ -336,23 +358,21 @@ static int backward_head(const Backward *b, int64_t segment, int head)
     return failed;
 }
 
-/* One key/value head of one segment, with all query heads that use it: their sums meet in one
- * thread. */
-static int backward_kv_head(const Backward *b, int64_t segment, int kv_head)
+/* One key/value head of the segment that begins with run `first`, with all its runs and all query heads that
+ * use it: their sums meet in one thread. */
+static int backward_kv_head(const Backward *b, int64_t first, int kv_head)
 {
     const AttentionShape *shape = b->shape;
-    int64_t width = shape->head_width;
-    for (int64_t i = shape->segment_begins[segment]; i < shape->segment_begins[segment + 1]; i++) {
-        int64_t at = (i * shape->kv_heads + kv_head) * width;
-        cpu_zero(b->k_grad + at, width);
-        cpu_zero(b->v_grad + at, width);
-    }
     int failed = 0;
-    for (int head = 0; head < shape->heads; head++) {
-        if (kv_head_of(shape, head) == kv_head) {
-            failed += backward_head(b, segment, head);
+    int64_t run = first;
+    do {
+        for (int head = 0; head < shape->heads; head++) {
+            if (kv_head_of(shape, head) == kv_head) {
+                failed += backward_head(b, &shape->runs[run], head);
+            }
         }
-    }
+        run++;
+    } while (run < shape->num_runs && continues_segment(shape, run));
     return failed;
 }
 
@@ -366,12 +386,17 @@ Status attention_backward_cpu(float *q_grad, float *k_grad, float *v_grad, const
     (void)stream;
     bool parallel = check_shape(shape);
     const Backward backward = {q_grad, k_grad, v_grad, out_grad, out, log_sum_exp, q, k, v, shape};
-    int64_t units = (int64_t)shape->num_segments * shape->kv_heads;
+    int64_t units = (int64_t)shape->num_runs * shape->kv_heads;
+    int64_t keys_count = shape->num_keys * shape->kv_heads * shape->head_width;
     int failed = 0;
+    cpu_zero(k_grad, keys_count);
+    cpu_zero(v_grad, keys_count);
 #pragma omp parallel for if (parallel) schedule(dynamic, 1) reduction(+ : failed)
     for (int64_t unit = 0; unit < units; unit++) {
-        failed +=
-            backward_kv_head(&backward, unit / shape->kv_heads, (int)(unit % shape->kv_heads));
+        int64_t run = unit / shape->kv_heads;
+        if (!continues_segment(shape, run)) {
+            failed += backward_kv_head(&backward, run, (int)(unit % shape->kv_heads));
+        }
     }
     if (failed > 0) {
         return fail(STATUS_NO_MEMORY, "attention: matrix products failed in %d blocks", failed);

@@ -1,3 +1,4 @@
+#include "base/range.h"
 #include "kernels/testing.h"
 
 typedef struct Reference {
@@ -14,11 +15,13 @@ static int64_t kv_head_of(const AttentionShape *s, int head)
     return (s->first_head + head) / s->group - s->first_kv_head;
 }
 
-static void attend(const Reference *r, int64_t first, int64_t last, int64_t query, int head)
+/* Query `query` of a run sees keys [run->key_begin, end). */
+static void attend(const Reference *r, const AttentionRun *run, int64_t query, int head)
 {
     const AttentionShape *s = &r->shape;
     int64_t width = s->head_width;
-    int64_t end = s->causal ? query + 1 : last;
+    int64_t first = run->key_begin;
+    int64_t end = s->causal ? first + run->diagonal + query - run->q_begin + 1 : run->key_end;
     const double *q = r->q + (query * s->heads + head) * width;
     double sum = 0.0;
     for (int64_t key = first; key < end; key++) {
@@ -45,11 +48,11 @@ static double loss(const void *context)
 {
     const Reference *r = context;
     const AttentionShape *s = &r->shape;
-    for (int segment = 0; segment < s->num_segments; segment++) {
-        int64_t first = s->segment_begins[segment];
-        int64_t last = s->segment_begins[segment + 1];
-        for (int64_t i = first * s->heads; i < last * s->heads; i++) {
-            attend(r, first, last, i / s->heads, (int)(i % s->heads));
+    for (int run = 0; run < s->num_runs; run++) {
+        const AttentionRun *own = &s->runs[run];
+        for (int64_t i = (int64_t)own->q_begin * s->heads; i < (int64_t)own->q_end * s->heads;
+             i++) {
+            attend(r, own, i / s->heads, (int)(i % s->heads));
         }
     }
     double sum = 0.0;
@@ -64,12 +67,50 @@ typedef struct Result {
     float *q_grad, *k_grad, *v_grad;
 } Result;
 
-static void check_shape(Fixture *f, AttentionShape shape)
+/* Segments one after another: begins [num_segments + 1]. */
+typedef struct Segments {
+    const int32_t *begins;
+    int num_segments;
+} Segments;
+
+enum {
+    RUNS_MAX = 32
+};
+
+/* Chunks `part` and 2 parts - 1 - part of 2 parts of each segment, as context parallelism cuts them;
+ * parts 1: whole segments. */
+static void make_runs(const Segments *segments, int parts, int part, AttentionRun *runs,
+                      AttentionShape *shape)
 {
+    int32_t query = 0;
+    shape->runs = runs;
+    shape->num_runs = 0;
+    shape->num_keys = segments->begins[segments->num_segments];
+    for (int s = 0; s < segments->num_segments; s++) {
+        int32_t first = segments->begins[s];
+        int32_t length = segments->begins[s + 1] - first;
+        for (int c = 0; c < (parts > 1 ? 2 : 1); c++) {
+            Range chunk = parts > 1 ? range_part(length, 2 * parts, c ? 2 * parts - 1 - part : part)
+                                    : (Range){0, length};
+            int32_t count = (int32_t)range_count(chunk);
+            if (count > 0) {
+                runs[shape->num_runs++] = (AttentionRun){query, query + count, first,
+                                                         first + length, (int32_t)chunk.begin};
+                query += count;
+            }
+        }
+    }
+    shape->num_tokens = query;
+}
+
+static void check_part(Fixture *f, AttentionShape shape, const Segments *segments, int parts,
+                       int part)
+{
+    AttentionRun runs[RUNS_MAX];
+    make_runs(segments, parts, part, runs, &shape);
     shape.scale = 1.0f / sqrtf((float)shape.head_width);
-    shape.num_tokens = shape.segment_begins[shape.num_segments];
     int64_t queries = shape.num_tokens * shape.heads * shape.head_width;
-    int64_t keys = shape.num_tokens * shape.kv_heads * shape.head_width;
+    int64_t keys = shape.num_keys * shape.kv_heads * shape.head_width;
     int64_t rows = shape.num_tokens * shape.heads;
     const float *q = test_floats(f, 1, queries);
     const float *k = test_floats(f, 2, keys);
@@ -102,13 +143,20 @@ static void check_shape(Fixture *f, AttentionShape shape)
                            test_doubles(f, out_grad, queries),
                            test_memory(f, queries, sizeof(double)),
                            test_memory(f, rows, sizeof(double)),
-                           test_memory(f, shape.num_tokens, sizeof(double))};
+                           test_memory(f, shape.num_keys, sizeof(double))};
     (void)loss(&reference);
     assert_all_near(got->out, reference.out, queries, 2e-6, "out");
     assert_all_near(got->log_sum_exp, reference.log_sum_exp, rows, 2e-6, "log_sum_exp");
     assert_gradient(loss, &reference, reference.q, queries, got->q_grad, NULL, 1e-5, "q_grad");
     assert_gradient(loss, &reference, reference.k, keys, got->k_grad, NULL, 1e-5, "k_grad");
     assert_gradient(loss, &reference, reference.v, keys, got->v_grad, NULL, 1e-5, "v_grad");
+}
+
+static void check_shape(Fixture *f, AttentionShape shape, const int32_t *begins, int num_segments)
+{
+    const Segments segments = {begins, num_segments};
+    check_part(f, shape, &segments, 1, 0);
+    check_part(f, shape, &segments, 2, 1);
 }
 
 /* Segments of all kinds: empty, one token, less and more than a block of queries and of keys. */
@@ -118,22 +166,19 @@ static const int32_t longer[] = {0, 3, 304};
 static void test_plain_heads(void **state)
 {
     for (int causal = 0; causal < 2; causal++) {
-        check_shape(*state, (AttentionShape){.segment_begins = mixed,
-                                             .num_segments = 6,
-                                             .heads = 3,
-                                             .kv_heads = 3,
-                                             .head_width = 8,
-                                             .group = 1,
-                                             .causal = causal});
-        check_shape(*state, (AttentionShape){.segment_begins = longer,
-                                             .num_segments = 2,
-                                             .heads = 2,
-                                             .kv_heads = 2,
-                                             .head_width = 10,
-                                             .group = 1,
-                                             .first_head = 4,
-                                             .first_kv_head = 4,
-                                             .causal = causal});
+        check_shape(*state,
+                    (AttentionShape){
+                        .heads = 3, .kv_heads = 3, .head_width = 8, .group = 1, .causal = causal},
+                    mixed, 6);
+        check_shape(*state,
+                    (AttentionShape){.heads = 2,
+                                     .kv_heads = 2,
+                                     .head_width = 10,
+                                     .group = 1,
+                                     .first_head = 4,
+                                     .first_kv_head = 4,
+                                     .causal = causal},
+                    longer, 2);
     }
 }
 
@@ -142,24 +187,24 @@ static void test_plain_heads(void **state)
 static void test_grouped_heads_in_uneven_shards(void **state)
 {
     for (int causal = 0; causal < 2; causal++) {
-        check_shape(*state, (AttentionShape){.segment_begins = mixed,
-                                             .num_segments = 6,
-                                             .heads = 5,
-                                             .kv_heads = 3,
-                                             .head_width = 6,
-                                             .group = 3,
-                                             .first_head = 2,
-                                             .first_kv_head = 0,
-                                             .causal = causal});
-        check_shape(*state, (AttentionShape){.segment_begins = mixed,
-                                             .num_segments = 6,
-                                             .heads = 2,
-                                             .kv_heads = 1,
-                                             .head_width = 128,
-                                             .group = 3,
-                                             .first_head = 4,
-                                             .first_kv_head = 1,
-                                             .causal = causal});
+        check_shape(*state,
+                    (AttentionShape){.heads = 5,
+                                     .kv_heads = 3,
+                                     .head_width = 6,
+                                     .group = 3,
+                                     .first_head = 2,
+                                     .first_kv_head = 0,
+                                     .causal = causal},
+                    mixed, 6);
+        check_shape(*state,
+                    (AttentionShape){.heads = 2,
+                                     .kv_heads = 1,
+                                     .head_width = 128,
+                                     .group = 3,
+                                     .first_head = 4,
+                                     .first_kv_head = 1,
+                                     .causal = causal},
+                    mixed, 6);
     }
 }
 
@@ -168,35 +213,21 @@ static void test_grouped_heads_in_uneven_shards(void **state)
 static void test_nothing_to_do(void **state)
 {
     static const int32_t none[] = {0, 0};
-    check_shape(*state, (AttentionShape){.segment_begins = mixed,
-                                         .num_segments = 6,
-                                         .heads = 1,
-                                         .kv_heads = 2,
-                                         .head_width = 8,
-                                         .group = 2,
-                                         .causal = true});
-    check_shape(*state, (AttentionShape){.segment_begins = mixed,
-                                         .num_segments = 6,
-                                         .kv_heads = 1,
-                                         .head_width = 8,
-                                         .group = 2});
-    check_shape(*state, (AttentionShape){.segment_begins = none,
-                                         .num_segments = 1,
-                                         .heads = 1,
-                                         .kv_heads = 1,
-                                         .head_width = 8,
-                                         .group = 1});
     check_shape(
         *state,
-        (AttentionShape){
-            .segment_begins = none, .heads = 1, .kv_heads = 1, .head_width = 8, .group = 1});
+        (AttentionShape){.heads = 1, .kv_heads = 2, .head_width = 8, .group = 2, .causal = true},
+        mixed, 6);
+    check_shape(*state, (AttentionShape){.kv_heads = 1, .head_width = 8, .group = 2}, mixed, 6);
+    check_shape(*state, (AttentionShape){.heads = 1, .kv_heads = 1, .head_width = 8, .group = 1},
+                none, 1);
+    check_shape(*state, (AttentionShape){.heads = 1, .kv_heads = 1, .head_width = 8, .group = 1},
+                none, 0);
 }
 
 /* Scores in the hundreds: e^score alone would overflow, and most keys underflow to nothing. */
 static void test_large_scores(void **state)
 {
     Fixture *f = *state;
-    static const int32_t begins[] = {0, 200};
     const int64_t count = (int64_t)200 * 4;
     float *q = test_floats(f, 1, count);
     const float *k = test_floats(f, 2, count);
@@ -206,9 +237,11 @@ static void test_large_scores(void **state)
     }
     float *out = test_memory(f, count, sizeof(float));
     float *lse = test_memory(f, 200, sizeof(float));
-    const AttentionShape shape = {.segment_begins = begins,
-                                  .num_segments = 1,
+    static const AttentionRun run = {0, 200, 0, 200, 0};
+    const AttentionShape shape = {.runs = &run,
+                                  .num_runs = 1,
                                   .num_tokens = 200,
+                                  .num_keys = 200,
                                   .heads = 1,
                                   .kv_heads = 1,
                                   .head_width = 4,
@@ -238,13 +271,90 @@ static void test_large_scores(void **state)
     }
 }
 
+/* The ranks' parts together are the whole: outputs side by side, gradients of keys added up. */
+static void test_parts_make_the_whole(void **state)
+{
+    Fixture *f = *state;
+    enum {
+        PARTS = 3,
+        HEADS = 2,
+        WIDTH = 8
+    };
+    const Segments segments = {mixed, 6};
+    AttentionRun runs[PARTS + 1][RUNS_MAX];
+    AttentionShape shape = {.heads = HEADS,
+                            .kv_heads = 1,
+                            .head_width = WIDTH,
+                            .group = 2,
+                            .causal = true,
+                            .scale = 0.3f};
+    AttentionShape whole = shape;
+    make_runs(&segments, 1, 0, runs[PARTS], &whole);
+    int64_t tokens = whole.num_keys;
+    int64_t row = HEADS * WIDTH;
+    const float *q = test_floats(f, 1, tokens * row);
+    const float *k = test_floats(f, 2, tokens * WIDTH);
+    const float *v = test_floats(f, 3, tokens * WIDTH);
+    const float *out_grad = test_floats(f, 4, tokens * row);
+    float *out = test_floats(f, 5, tokens * row);
+    float *lse = test_floats(f, 6, tokens * HEADS);
+    float *q_grad = test_floats(f, 7, tokens * row);
+    float *k_grad = test_floats(f, 8, tokens * WIDTH);
+    float *v_grad = test_floats(f, 9, tokens * WIDTH);
+    float *part = test_memory(f, 6 * tokens * row,
+                              sizeof(float)); /* q, out_grad, out, q_grad, k_grad, v_grad */
+    float *part_lse = test_memory(f, tokens * HEADS, sizeof(float));
+    double *sums = test_memory(f, 2 * tokens * WIDTH, sizeof(double));
+    assert_int_equal(f->kernels->attention_forward(out, lse, q, k, v, &whole, f->stream),
+                     STATUS_OK);
+    assert_int_equal(f->kernels->attention_backward(q_grad, k_grad, v_grad, out_grad, out, lse, q,
+                                                    k, v, &whole, f->stream),
+                     STATUS_OK);
+    for (int p = 0; p < PARTS; p++) {
+        make_runs(&segments, PARTS, p, runs[p], &shape);
+        float *arrays[6];
+        for (int i = 0; i < 6; i++) {
+            arrays[i] = part + i * tokens * row;
+        }
+        for (int r = 0; r < shape.num_runs; r++) {
+            const AttentionRun *run = &runs[p][r];
+            int64_t from = (run->key_begin + run->diagonal) * row;
+            size_t bytes = (size_t)((run->q_end - run->q_begin) * row) * sizeof(float);
+            memcpy(arrays[0] + run->q_begin * row, q + from, bytes);
+            memcpy(arrays[1] + run->q_begin * row, out_grad + from, bytes);
+        }
+        assert_int_equal(
+            f->kernels->attention_forward(arrays[2], part_lse, arrays[0], k, v, &shape, f->stream),
+            STATUS_OK);
+        assert_int_equal(f->kernels->attention_backward(arrays[3], arrays[4], arrays[5], arrays[1],
+                                                        arrays[2], part_lse, arrays[0], k, v,
+                                                        &shape, f->stream),
+                         STATUS_OK);
+        for (int r = 0; r < shape.num_runs; r++) {
+            const AttentionRun *run = &runs[p][r];
+            int64_t from = (run->key_begin + run->diagonal) * row;
+            for (int64_t i = 0; i < (run->q_end - run->q_begin) * row; i++) {
+                assert_near((double)arrays[2][run->q_begin * row + i], (double)out[from + i], 2e-6,
+                            "out", i);
+                assert_near((double)arrays[3][run->q_begin * row + i], (double)q_grad[from + i],
+                            1e-5, "q_grad", i);
+            }
+        }
+        for (int64_t i = 0; i < tokens * WIDTH; i++) {
+            sums[i] += (double)arrays[4][i];
+            sums[tokens * WIDTH + i] += (double)arrays[5][i];
+        }
+    }
+    assert_all_near(k_grad, sums, tokens * WIDTH, 1e-5, "k_grad");
+    assert_all_near(v_grad, sums + tokens * WIDTH, tokens * WIDTH, 1e-5, "v_grad");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_plain_heads),
-        TEST(test_grouped_heads_in_uneven_shards),
-        TEST(test_nothing_to_do),
-        TEST(test_large_scores),
+        TEST(test_plain_heads),          TEST(test_grouped_heads_in_uneven_shards),
+        TEST(test_nothing_to_do),        TEST(test_large_scores),
+        TEST(test_parts_make_the_whole),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -88,7 +88,9 @@ Status rms_norm_backward_cpu(float *x_grad, float *weight_grad, const float *out
         Range columns = cpu_thread_columns(d);
         for (int64_t begin = 0; begin < n; begin += CPU_BLOCK_ROWS) {
             int64_t end = begin + CPU_BLOCK_ROWS < n ? begin + CPU_BLOCK_ROWS : n;
-            add_weight_grads(&b, (Range){begin, end}, columns);
+            if (weight_grad) {
+                add_weight_grads(&b, (Range){begin, end}, columns);
+            }
             Range mine = cpu_thread_rows(begin, end);
             for (int64_t i = mine.begin; i < mine.end; i++) {
                 x_grad_row(&b, i);
