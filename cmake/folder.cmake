@@ -22,7 +22,7 @@ target_link_libraries(viaduct_options INTERFACE Threads::Threads m)
 foreach(pair
         "grpc:grpc;gpr" "protobuf_c:libprotobuf-c" "uv:libuv"
         "archive:libarchive" "png:libpng" "jpeg:libturbojpeg" "yaml:yaml-0.1"
-        "jansson:jansson" "zlib:zlib" "sndfile:sndfile" "samplerate:samplerate" "kissfft:kissfft-float"
+        "jansson:jansson" "zlib:zlib" "sndfile:sndfile" "kissfft:kissfft-float"
         "cmocka:cmocka")
     string(REPLACE ":" ";" pair "${pair}")
     list(POP_FRONT pair name)

@@ -6,7 +6,7 @@ set -eu
 # To build: compiler, build tools, libraries with their headers.
 build="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libprotobuf-dev
     libgrpc-dev libuv1-dev libdnnl-dev libarchive-dev libturbojpeg0-dev libpng-dev
-    libsndfile1-dev libsamplerate0-dev libkissfft-dev libyaml-dev libjansson-dev zlib1g-dev libcmocka-dev"
+    libsndfile1-dev libkissfft-dev libyaml-dev libjansson-dev zlib1g-dev libcmocka-dev"
 # For the examples' data.
 example="ruby-tanuki-emoji unicode-data"
 speech="asterisk-core-sounds-en-wav asterisk-core-sounds-en"

@@ -18,7 +18,7 @@ static const float pixel_mean[3] = {0.48145466f, 0.4578275f, 0.40821073f};
 static const float pixel_std[3] = {0.26862954f, 0.26130258f, 0.27577711f};
 
 enum {
-    FILL_TIMEOUT_MS = 60 * 1000 /* for the copy of indices */
+    COPY_TIMEOUT_MS = 60 * 1000 /* for indices to arrive on the device */
 };
 
 static const float embedding_std = 0.02f; /* initial standard deviation of tokens and positions */
@@ -291,7 +291,7 @@ static void carve_embedding(VisionEncoder *encoder, Arena *arena)
     const LayerLimits *limits = &encoder->layer_limits;
     int64_t inputs = 3 * (int64_t)encoder->patch_size * encoder->patch_size;
     int64_t local = encoder->images_max * encoder->local_patches;
-    bool is_cut = encoder->layers.is_sequence_parallel;
+    bool is_cut = layer_cuts_rows(&encoder->layers);
     scratch->patches = layer_take(arena, encoder->images_max * encoder->patches, inputs);
     scratch->local =
         encoder->local_tokens < encoder->tokens ? layer_take(arena, local, inputs) : NULL;
@@ -424,7 +424,7 @@ static Status fill_indices(VisionEncoder *encoder)
         status = stream_copy(stream, encoder->patch_index, index, rows * (int64_t)sizeof *index);
     }
     if (status == STATUS_OK) {
-        status = stream_wait(stream, clock_deadline_in_ms(FILL_TIMEOUT_MS));
+        status = stream_wait(stream, clock_deadline_in_ms(COPY_TIMEOUT_MS));
     }
     memory_free(positions);
     memory_free(index);
@@ -550,6 +550,9 @@ static Status find_places(VisionEncoder *encoder, const ModuleBatch *batch)
     if (places->num_images == batch->num_items) {
         return STATUS_OK;
     }
+    if (places->num_images >= 0) { /* host memory that copies read is written again */
+        TRY(stream_wait(stream, clock_deadline_in_ms(COPY_TIMEOUT_MS)));
+    }
     places->num_images = -1;
     TRY(sequences_make(encoder->buffer, encoder->segment_begins, (int32_t)batch->num_items, stream,
                        &places->sequences));
@@ -576,24 +579,37 @@ static Status find_places(VisionEncoder *encoder, const ModuleBatch *batch)
 
 /* ---- patches, class token, positions ---- */
 
-/* matrix [B p, D/tp] into this rank's columns of the patch tokens of x [N, D], or back. */
-static Status copy_patch_columns(const VisionEncoder *encoder, float *x, float *matrix,
-                                 int64_t images, bool into_x)
+/* Where this rank's columns of the patch tokens of an image begin in [N, D]. */
+static int64_t patch_columns(const VisionEncoder *encoder, int64_t image)
+{
+    int64_t skipped = encoder->local_tokens - encoder->local_patches;
+    return (image * encoder->local_tokens + skipped) * encoder->width + encoder->patch_part.begin;
+}
+
+/* scratch.patch_part [B p, D/tp] into this rank's columns of the patch tokens of x [N, D]. */
+static Status put_patch_columns(const VisionEncoder *encoder, float *x, int64_t images)
 {
     const LayerContext *layers = &encoder->layers;
-    int64_t skipped = encoder->local_tokens - encoder->local_patches;
     int64_t cols = range_count(encoder->patch_part);
+    int64_t rows = encoder->local_patches;
     for (int64_t i = 0; i < images; i++) {
-        float *tokens =
-            x + (i * encoder->local_tokens + skipped) * encoder->width + encoder->patch_part.begin;
-        float *rows = matrix + i * encoder->local_patches * cols;
-        if (into_x) {
-            TRY(layers->kernels->copy_matrix(tokens, encoder->width, rows, cols,
-                                             encoder->local_patches, cols, layers->stream));
-        } else {
-            TRY(layers->kernels->copy_matrix(rows, cols, tokens, encoder->width,
-                                             encoder->local_patches, cols, layers->stream));
-        }
+        TRY(layers->kernels->copy_matrix(x + patch_columns(encoder, i), encoder->width,
+                                         encoder->scratch.patch_part + i * rows * cols, cols, rows,
+                                         cols, layers->stream));
+    }
+    return STATUS_OK;
+}
+
+/* The other way. */
+static Status take_patch_columns(const VisionEncoder *encoder, const float *x, int64_t images)
+{
+    const LayerContext *layers = &encoder->layers;
+    int64_t cols = range_count(encoder->patch_part);
+    int64_t rows = encoder->local_patches;
+    for (int64_t i = 0; i < images; i++) {
+        TRY(layers->kernels->copy_matrix(encoder->scratch.patch_part + i * rows * cols, cols,
+                                         x + patch_columns(encoder, i), encoder->width, rows, cols,
+                                         layers->stream));
     }
     return STATUS_OK;
 }
@@ -643,7 +659,7 @@ static Status embed_patches(VisionEncoder *encoder, float *x, const ModuleBatch 
     }
     int64_t count = count_tokens(encoder, batch) * encoder->width;
     TRY(stream_zero(layers->stream, x, count * (int64_t)sizeof(float)));
-    return copy_patch_columns(encoder, x, encoder->scratch.patch_part, batch->num_items, true);
+    return put_patch_columns(encoder, x, batch->num_items);
 }
 
 /* scratch.table [t, D]: what is added to the tokens of each image. */
@@ -668,18 +684,14 @@ static Status embed_forward(VisionEncoder *encoder, VisionSlot *slot, const Modu
 {
     const LayerContext *layers = &encoder->layers;
     const ShardRows *rows = &encoder->places.sequences.rows;
-    float *x = rows->begins ? encoder->scratch.full : slot->embedded;
+    float *x = layer_addend(rows, slot->embedded, encoder->scratch.full);
     TRY(embed_patches(encoder, x, batch));
     if (layer_tp_rank(layers) == 0) {
         TRY(make_table(encoder));
         TRY(layers->kernels->add_table(x, encoder->scratch.table, batch->num_items,
                                        encoder->local_tokens, encoder->width, layers->stream));
     }
-    TRY(layer_reduce(layers, rows, x, encoder->width));
-    if (rows->begins) {
-        TRY(stream_copy(layers->stream, slot->embedded, x + rows->part.begin * encoder->width,
-                        range_count(rows->part) * encoder->width * (int64_t)sizeof(float)));
-    }
+    TRY(layer_reduce_to(layers, rows, slot->embedded, x, encoder->width));
     return norm_forward(layers, &encoder->pre_norm, &slot->pre_norm, stack_input(&slot->stack),
                         slot->embedded, range_count(rows->part));
 }
@@ -711,20 +723,18 @@ static Status table_backward(VisionEncoder *encoder, const float *grad, const Mo
 
 /* Pixels have no gradient; patches are cut again rather than kept: they are wider than all else.
  * grad [N, D]. */
-static Status patch_backward(VisionEncoder *encoder, float *grad, const ModuleBatch *batch)
+static Status patch_backward(VisionEncoder *encoder, const float *grad, const ModuleBatch *batch)
 {
     const LayerContext *layers = &encoder->layers;
-    float *weight_grad = layer_grad(layers, encoder->patch_weight);
     const float *patches = NULL;
-    if (!weight_grad) {
+    if (!layer_is_trained(layers, encoder->patch_weight)) {
         return STATUS_OK;
     }
     if (!is_direct(encoder)) {
-        TRY(copy_patch_columns(encoder, grad, encoder->scratch.patch_part, batch->num_items,
-                               false));
+        TRY(take_patch_columns(encoder, grad, batch->num_items));
     }
     TRY(cut_patches(encoder, batch, &patches));
-    const MatMul product = {.c = weight_grad,
+    const MatMul product = {.c = layer_grad(layers, encoder->patch_weight),
                             .a = is_direct(encoder) ? grad : encoder->scratch.patch_part,
                             .b = patches,
                             .m = range_count(encoder->patch_part),
@@ -738,9 +748,9 @@ static Status patch_backward(VisionEncoder *encoder, float *grad, const ModuleBa
 static bool embedding_is_trained(const VisionEncoder *encoder)
 {
     const LayerContext *layers = &encoder->layers;
-    return layer_grad(layers, encoder->patch_weight) ||
-           layer_grad(layers, encoder->position_embedding) ||
-           layer_grad(layers, encoder->class_embedding) ||
+    return layer_is_trained(layers, encoder->patch_weight) ||
+           layer_is_trained(layers, encoder->position_embedding) ||
+           layer_is_trained(layers, encoder->class_embedding) ||
            norm_is_trained(layers, &encoder->pre_norm);
 }
 
@@ -753,15 +763,10 @@ static Status embed_backward(VisionEncoder *encoder, VisionSlot *slot, const flo
     float *x_grad = encoder->scratch.embed_grad;
     TRY(norm_backward(layers, &encoder->pre_norm, &slot->pre_norm, x_grad, grad, slot->embedded,
                       range_count(rows->part), false));
-    if (rows->begins) {
-        float *full = encoder->scratch.full;
-        TRY(stream_copy(layers->stream, full + rows->part.begin * encoder->width, x_grad,
-                        range_count(rows->part) * encoder->width * (int64_t)sizeof(float)));
-        TRY(layer_gather(layers, rows, full, encoder->width));
-        x_grad = full;
-    }
-    TRY(table_backward(encoder, x_grad, batch));
-    return patch_backward(encoder, x_grad, batch);
+    const float *whole_grad = NULL; /* [N, D] */
+    TRY(layer_join(layers, rows, encoder->scratch.full, x_grad, encoder->width, &whole_grad));
+    TRY(table_backward(encoder, whole_grad, batch));
+    return patch_backward(encoder, whole_grad, batch);
 }
 
 /* ---- rows ---- */

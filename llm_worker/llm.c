@@ -39,7 +39,7 @@ typedef struct LlmChunk {
 /* One for all slots; members of different stages of a pass share memory. */
 typedef struct LlmScratch {
     /* embedding */
-    float *embedded; /* [N, D]: rows that are cut over tp, put together */
+    float *embedded; /* [N, D]: rows that are cut over tp, put together; NULL when not cut */
     float *zeros;    /* [R, D] */
     /* head */
     float *normed;      /* [N, D] */
@@ -264,8 +264,7 @@ static void carve_scratch(Llm *llm, Arena *arena)
     int64_t end = stage;
     int last = llm->parts.chunks - 1;
     if (module_parts_is_first(&llm->parts, 0)) {
-        scratch->embedded =
-            llm->layers.is_sequence_parallel ? layer_take(arena, n, llm->width) : NULL;
+        scratch->embedded = layer_cuts_rows(&llm->layers) ? layer_take(arena, n, llm->width) : NULL;
         scratch->zeros = layer_take(arena, llm->limits.rows, llm->width);
         end = larger(end, arena->used);
         arena_rewind(arena, stage);
@@ -451,7 +450,7 @@ static Status embed_backward(Llm *llm, float *grad, const ModuleBatch *batch, fl
         TRY(kernels->gather_rows(rows_grad, grad, batch->row_tokens, rows, llm->width,
                                  layers->stream));
     }
-    if (!layer_grad(layers, llm->embedding.table)) {
+    if (!layer_is_trained(layers, llm->embedding.table)) {
         return STATUS_OK;
     }
     TRY(stream_zero(layers->stream, zeros, rows * llm->width * (int64_t)sizeof(float)));
@@ -490,7 +489,9 @@ static Status head_backward(Llm *llm, LlmSlot *slot, const float *x, const Shard
 {
     const LayerContext *layers = &llm->layers;
     LlmScratch *scratch = &llm->scratch;
-    TRY(norm_whole(llm, slot, rows, x));
+    if (layer_is_trained(layers, llm->head.weight)) {
+        TRY(norm_whole(llm, slot, rows, x));
+    }
     TRY(linear_backward(layers, &llm->head, scratch->normed_grad, slot->logits, scratch->normed,
                         rows->count, false));
     TRY(layer_reduce(layers, rows, scratch->normed_grad, llm->width));
@@ -542,8 +543,9 @@ static Status llm_backward(Module *module, int chunk, int slot_index, const Modu
         TRY(head_backward(llm, slot, stack_output(stack, &slot->stack), &sequences->rows, grad));
     }
     bool is_first = module_parts_is_first(&llm->parts, chunk);
-    bool wants_input_grad = is_first ? rows_grad || layer_grad(&llm->layers, llm->embedding.table)
-                                     : module_parts_at(&llm->parts, chunk) > llm->backward_begin;
+    bool wants_input_grad = is_first
+                                ? rows_grad || layer_is_trained(&llm->layers, llm->embedding.table)
+                                : module_parts_at(&llm->parts, chunk) > llm->backward_begin;
     TRY(stack_backward(&llm->layers, stack, &slot->stack, &llm->scratch.stack, sequences, grad,
                        wants_input_grad));
     return is_first && wants_input_grad ? embed_backward(llm, grad, batch, rows_grad) : STATUS_OK;

@@ -250,7 +250,7 @@ static Status add_number(Writer *writer, const Clip *digits, int number, bool is
     static const char *const words[NUM_DIGITS] = {"zero", "one", "two",   "three", "four",
                                                   "five", "six", "seven", "eight", "nine"};
     static const int16_t silence[PAUSE_MAX];
-    char key[16];
+    char key[32];
     char text[64] = "";
     snprintf(key, sizeof key, "number-%03d", number);
     uint64_t hash = hash_text(key);
@@ -286,7 +286,7 @@ static Status add_numbers(Writer *writer, const char *sounds, Clip *digits, Clip
 {
     Rank ranks[NUM_NUMBERS];
     for (int digit = 0; digit < NUM_DIGITS; digit++) {
-        char name[16];
+        char name[32];
         bool found = false;
         snprintf(name, sizeof name, "digits/%d", digit);
         TRY(read_clip(sounds, name, &digits[digit], &found));

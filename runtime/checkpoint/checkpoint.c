@@ -313,6 +313,7 @@ static void saver_done(Saver *saver)
     memory_free(saver->begins);
 }
 
+/* NOLINTNEXTLINE(readability-function-size): what to write, where, with whom, and the answer. */
 Status checkpoint_save(const char *directory, int keep, const CheckpointPart *parts, int num_parts,
                        const CheckpointState *state, Comm *world, Stream *stream, char *path_out,
                        size_t path_bytes)

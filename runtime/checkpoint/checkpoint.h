@@ -10,10 +10,12 @@
  *                                                         and crc32 of every file; written last, by
  *                                                         rename: a directory without it is not a
  *                                                         checkpoint
- * The header of a safetensors file is a pure function of the tensors that all ranks declare
- * together (the stages of a pipeline have different ones: ranks tell each other theirs), so every
- * rank knows at which byte its box begins and writes its own part. Frozen parameters have weights
- * and no state. All ranks must see the same directory (one host, or a shared file system).
+ * The header of a safetensors file is a pure function of the tensors that all ranks declare together
+ * (the stages of a pipeline have different ones: ranks tell each other theirs), so every rank knows at
+ * which byte its box begins and writes its own part. Tensors stand in the order of their names, numbers
+ * in them by their value: the files are the same bytes whatever the layout. Files in another order are
+ * read too. Frozen parameters have weights and no state. All ranks must see the same directory (one
+ * host, or a shared file system).
  * Threading: the step thread.
  */
 #ifndef CHECKPOINT_CHECKPOINT_H
@@ -23,17 +25,16 @@
 #include "nn/param.h"
 
 enum {
-    CHECKPOINT_PARTS_MAX = 8, /* modules of a rank */
+    CHECKPOINT_PARTS_MAX = 8, /* modules of a job */
 };
 
-/* What one rank brings of one module: its parameters, and state arrays of the same flat form for a
- * range of the trained ones. The range begins and ends between rows of parameters
- * (train/state_shard.h). */
+/* What one rank brings of one module: its parameters, and state arrays of the same flat form for a range
+ * of the trained ones (train/state_shard.h). */
 typedef struct CheckpointPart {
     const char *module; /* "vision" */
     const ParamSet *params;
     Range state; /* elements of the flat buffer, of the trained parameters */
-    float *m;    /* [elements of state]; NULL with SGD */
+    float *m;    /* [elements of state]; NULL with SGD and where nothing is trained */
     float *v;
     bool writes_weights; /* of the replicas of a module one writes: the first */
     bool writes_state;   /* the same, or every one where each has its own range */
@@ -53,8 +54,8 @@ Status checkpoint_save(const char *directory, int keep, const CheckpointPart *pa
                        const CheckpointState *state, Comm *world, Stream *stream, char *path_out,
                        size_t path_bytes) STATUS_CHECKED;
 
-/* Each rank reads its own boxes, whatever layout wrote them. Checks names, shapes and checksums;
- * STATUS_CORRUPT or STATUS_INVALID name file and tensor. */
+/* Each rank reads its own boxes, whatever layout wrote them: weights of all its parameters, state of its
+ * range. Checks names, shapes and checksums; STATUS_CORRUPT or STATUS_INVALID name file and tensor. */
 Status checkpoint_load(const char *path, const CheckpointPart *parts, int num_parts,
                        CheckpointState *state_out, Stream *stream) STATUS_CHECKED;
 

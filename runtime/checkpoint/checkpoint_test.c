@@ -50,17 +50,17 @@ static int spread_size(Spread spread)
 /* Ranks of the vision, ranks of the llm, ranks of nothing; or, shared, both from rank 0 on. */
 typedef struct World {
     Spread spreads[NUM_MODULES];
-    bool is_shared;
+    int64_t step;
+    const char *frozen; /* pattern; NULL: nothing */
+    const char *path;   /* to load; NULL: save */
     int idle;
+    int keep;
+    bool is_shared;
     bool has_optimizer;
     bool forgets_writer; /* no llm rank says that it writes */
     bool other_shape;    /* the llm declares its last tensor in another shape */
     bool fewer;          /* the llm lacks its last tensor */
-    const char *frozen;  /* pattern; NULL: nothing */
-    int64_t step;
-    int keep;
-    const char *path; /* to load; NULL: save */
-    bool check;       /* before the load */
+    bool check;          /* before the load */
 } World;
 
 /* One module of a rank. */
@@ -465,7 +465,7 @@ typedef struct Random {
 
 static int pick(Random *random, int low, int high)
 {
-    return low + (int)rng_below(random->rng, random->index++, (uint64_t)(high - low + 1));
+    return low + (int)rng_below(random->rng, random->index++, (uint64_t)high - (uint64_t)low + 1);
 }
 
 /* Any layout that the threads of a test can be: pipelines, replicas with a part of the state each, pools

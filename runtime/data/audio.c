@@ -2,10 +2,10 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "data/resample.h"
 
 #include <kiss_fftr.h>
 #include <math.h>
-#include <samplerate.h>
 #include <sndfile.h>
 #include <stdbool.h>
 #include <string.h>
@@ -269,23 +269,6 @@ static Status read_mono(SNDFILE *sound, int channels, int64_t count, float *mono
     return STATUS_OK;
 }
 
-/* samples_out [num_out] zeroed before; the filter's delay is taken out by libsamplerate. */
-static Status resample(const float *mono, int64_t count, int rate, int64_t num_out,
-                       float *samples_out)
-{
-    SRC_DATA data = {.data_in = mono,
-                     .input_frames = count,
-                     .output_frames = num_out,
-                     .src_ratio = (double)AUDIO_RATE / rate};
-    data.data_out = samples_out;
-    int error = src_simple(&data, SRC_SINC_MEDIUM_QUALITY, 1);
-    if (error != 0) {
-        return fail(STATUS_INTERNAL, "cannot bring %d samples a second to %d: %s", rate, AUDIO_RATE,
-                    src_strerror(error));
-    }
-    return STATUS_OK;
-}
-
 /* samples_out [num_out] at AUDIO_RATE, zeroed before: the clip's beginning. */
 static Status read_samples(SNDFILE *sound, const SF_INFO *info, int64_t num_out, float *samples_out)
 {
@@ -295,14 +278,13 @@ static Status read_samples(SNDFILE *sound, const SF_INFO *info, int64_t num_out,
         TRY(read_mono(sound, info->channels, count, samples_out));
         return STATUS_OK;
     }
-    /* A tenth of a second more than asked for: wider than the resampling filter. */
-    int64_t wanted = num_out * rate / AUDIO_RATE + rate / 10;
+    int64_t wanted = num_out * rate / AUDIO_RATE + resample_reach(rate, AUDIO_RATE);
     int64_t count = info->frames < wanted ? info->frames : wanted;
     float *mono = NULL;
     TRY(MEMORY_NEW(&mono, count));
     Status status = read_mono(sound, info->channels, count, mono);
     if (status == STATUS_OK) {
-        status = resample(mono, count, rate, num_out, samples_out);
+        status = resample(mono, count, rate, AUDIO_RATE, num_out, samples_out);
     }
     memory_free(mono);
     TRY(status);

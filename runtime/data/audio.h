@@ -1,10 +1,13 @@
 /* Audio: sound files in memory become log-mel frames, as Whisper's front end makes them.
  *
- * Frames: mono at 16 kHz; a Hann window of 400 samples every 160 (10 ms), reflected at the ends;
- * power spectrum; `mels` triangular bands on the Slaney scale with Slaney's norm (librosa's
+ * Frames: mono at 16 kHz; a (periodic) Hann window of 400 samples every 160 (10 ms), reflected at
+ * the ends; power spectrum; `mels` triangular bands on the Slaney scale with Slaney's norm (librosa's
  * default); log10 of at least 1e-10, then max(x, largest of the clip - 8), then (x + 4) / 4
  * (Radford et al. 2022). A clip of S samples at 16 kHz has ceil(S / 160) frames. The encoder's
- * second convolution has stride 2: two frames a row. Threading: pure functions; any thread.
+ * second convolution has stride 2: two frames a row. Other rates are resampled (resample.h), channels
+ * averaged.
+ *
+ * Threading: pure functions; any thread.
  */
 #ifndef DATA_AUDIO_H
 #define DATA_AUDIO_H

@@ -16,8 +16,8 @@
  * several marks must be as many as there are. The literal text "<image>" in a caption is text. Labels are
  * on the caption and eos only. Nothing in the masks looks at token values.
  *
- * Every violation (truncated shard, key apart or twice, no caption, too long, an image whose header
- * cannot be read or claims more than the pixel limit) is STATUS_CORRUPT, STATUS_INVALID or
+ * Every violation (truncated shard, key apart or twice, no caption, too long, an image or a clip
+ * whose header cannot be read or claims more than the limits) is STATUS_CORRUPT, STATUS_INVALID or
  * STATUS_UNSUPPORTED and names shard, member and sample.
  * Threading: open once, then read-only: any thread.
  */
@@ -33,8 +33,8 @@ enum {
     TOKEN_BOS = 256,
     TOKEN_EOS = 257,
     TOKEN_IMAGE = 258, /* stands where a visual row goes */
-    TOKEN_AUDIO =
-        -2, /* stands where a row of sound goes: no id of the vocabulary, whose size is older than it */
+    /* Stands where a row of sound goes. Not an id of the vocabulary: its size stays what it was. */
+    TOKEN_AUDIO = -2,
     TOKEN_BYTES_VOCABULARY = 259,
 };
 

@@ -455,6 +455,18 @@ static void test_clips(void **state)
                      STATUS_OK);
     assert_memory_equal(frames[0], frames[1], sizeof frames[0]);
     dataset_close(dataset);
+    /* As with images: a mark for all, or one each. */
+    static const char *const prompts[] = {"<image>", "<audio><audio>"};
+    for (int i = 0; i < 2; i++) {
+        testing_tar_open(&tar, shard_a);
+        testing_tar_add(&tar, "k.wav", short_clip.bytes, short_clip.size_bytes);
+        testing_tar_text(&tar, "k.txt", "c");
+        testing_tar_close(&tar);
+        options.prompt = prompts[i];
+        assert_int_equal(dataset_open(&options, &dataset), STATUS_INVALID);
+        assert_non_null(strstr(status_message(), i == 0 ? "0 <audio> marks for 1 audio clips"
+                                                        : "2 <audio> marks for 1 audio clips"));
+    }
 }
 
 /* A job without an encoder for what the data holds says so. */

@@ -29,18 +29,18 @@ typedef enum ParamInit {
 
 typedef struct ParamSpec {
     char name[128];
-    int num_dims;
     int64_t dims[TENSOR_DIMS_MAX]; /* global */
-    int shard_dim;                 /* -1: every tp rank holds all of it */
     Range shard;                   /* of shard_dim, this rank */
+    int num_dims;
+    int shard_dim; /* -1: every tp rank holds all of it */
+    ParamInit init;
+    float init_std;
     /* Held by every tp rank, each with a part of the gradient: summed over tp before use. */
     bool grad_is_partial;
     /* Held by the first and the last pipeline stage, each with a part of the gradient (a tied
      * head on another stage than its table): summed over the two before use. */
     bool is_tied;
     bool decay; /* weight decay applies (matrices) */
-    ParamInit init;
-    float init_std;
 } ParamSpec;
 
 typedef struct Param {

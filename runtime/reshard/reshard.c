@@ -7,7 +7,7 @@ enum {
     /* A contiguous run of at least this goes alone: below, the cost of a message (about that of
      * copying a few KiB) is the larger. */
     RUN_BYTES_MIN = 16 << 10,
-    STAGING_BYTES_MIN = 64 << 10,
+    STAGING_BYTES_MIN = 4 << 10,
 };
 
 /* The order of one job's messages between two ranks. Within and cross never join the same pair,

@@ -56,9 +56,9 @@ typedef struct Layout {
 typedef struct Rank {
     Layout layout;
     int stage, d, t;
+    Status status;
     Comm *world;
     pthread_t thread;
-    Status status;
     int64_t wrong;
     int64_t checked;
     double square;

@@ -27,7 +27,7 @@ typedef struct Random {
 
 static int pick(Random *random, int low, int high)
 {
-    return low + (int)rng_below(random->rng, random->index++, (uint64_t)(high - low + 1));
+    return low + (int)rng_below(random->rng, random->index++, (uint64_t)high - (uint64_t)low + 1);
 }
 
 static void declare_one(Random *random, ParamSet *set, int number)
@@ -86,7 +86,7 @@ static void check_cut(int64_t cut, int64_t trained_count, int parts, int part,
     }
     assert_true(is_between);
     /* the cut is nearest to the ideal rounded down, which is off by less than one element */
-    assert_in_range(llabs(cut * parts - ideal), 0, best + 2 * parts);
+    assert_in_range(llabs(cut * parts - ideal), 0, best + 2 * (int64_t)parts);
 }
 
 static void check_set(const ParamSet *set)

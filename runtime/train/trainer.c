@@ -386,6 +386,7 @@ static Status resume(Trainer *trainer)
     CheckpointPart parts[JOB_MODULES_MAX];
     int num_parts = checkpoint_parts(trainer, parts);
     CheckpointState state;
+    TRY(checkpoint_check(path, parts, num_parts, trainer->options.world, trainer->stream));
     TRY(checkpoint_load(path, parts, num_parts, &state, trainer->stream));
     if (state.seed != training->seed) {
         return fail(STATUS_INVALID, "%s: written with seed %" PRIu64 ", this job has seed %" PRIu64,

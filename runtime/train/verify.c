@@ -13,6 +13,7 @@ static const double loss_allowed = 1e-5;
 static const double grad_allowed = 1e-4;
 static const double grad_floor = 1e-6; /* of the largest gradient anywhere */
 static const double weight_allowed = 1e-3;
+static const double weight_floor = 1e-6; /* of the largest change anywhere */
 static const double weight_rounding = 1.0 / (1 << 22); /* two units in the last place */
 
 static const double learning_rate = 0.1;
@@ -33,7 +34,8 @@ typedef struct Verify {
     JobSpec *whole_spec; /* of one process */
     JobLayout layout;
     WholeModule whole[JOB_MODULES_MAX];
-    double grad_largest[VERIFY_STEPS_MAX]; /* anywhere */
+    double grad_largest[VERIFY_STEPS_MAX];   /* anywhere */
+    double change_largest[VERIFY_STEPS_MAX]; /* anywhere, since the beginning */
     pthread_mutex_t lock;                  /* of what follows */
     VerifyResult result;
     Status status; /* the first failure of a rank */
@@ -95,6 +97,16 @@ static double largest(const float *values, int64_t count)
     return value;
 }
 
+static double largest_change(const float *from, const float *to, int64_t count)
+{
+    double change = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        double value = fabs((double)to[i] - (double)from[i]);
+        change = value > change ? value : change;
+    }
+    return change;
+}
+
 static int64_t global_count(const ParamSpec *spec)
 {
     int64_t count = 1;
@@ -142,6 +154,7 @@ static Status keep_begin(Verify *verify, Trainer *trainer)
 static void keep_step(Verify *verify, Trainer *trainer, int number, const TrainerStep *step)
 {
     double grad_largest = 0.0;
+    double change_largest = 0.0;
     for (int k = 0; k < verify->layout.num_modules; k++) {
         const ParamSet *params = &trainer_module(trainer, k)->params;
         WholeModule *whole = &verify->whole[k];
@@ -153,8 +166,11 @@ static void keep_step(Verify *verify, Trainer *trainer, int number, const Traine
         }
         double value = largest(params->grads, params->trained_count);
         grad_largest = value > grad_largest ? value : grad_largest;
+        value = largest_change(whole->begin, params->values, params->count);
+        change_largest = value > change_largest ? value : change_largest;
     }
     verify->grad_largest[number] = grad_largest;
+    verify->change_largest[number] = change_largest;
     verify->result.steps[number].whole_loss = step->loss;
     verify->result.steps[number].whole_grad_norm = step->grad_norm;
 }
@@ -185,16 +201,6 @@ static double compare(const Param *param, const float *local, Range valid, const
     return worst;
 }
 
-static double largest_change(const float *from, const float *to, int64_t count)
-{
-    double change = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        double value = fabs((double)to[i] - (double)from[i]);
-        change = value > change ? value : change;
-    }
-    return change;
-}
-
 static void raise(double *worst, double value)
 {
     *worst = value <= *worst ? *worst : value;
@@ -209,7 +215,8 @@ static void compare_param(Verify *verify, int module, const Param *param, Range 
     int64_t count = global_count(&param->spec);
     const float *weights = whole->weights + number * whole->params.count + offset;
     double allowed = weight_allowed * largest_change(whole->begin + offset, weights, count) +
-                     weight_rounding * largest(weights, count) + 1e-30;
+                     weight_rounding * largest(weights, count) +
+                     weight_floor * verify->change_largest[number] + 1e-30;
     double weight = compare(param, tensor_f32(&param->value),
                             (Range){0, tensor_count(&param->value)}, weights, allowed);
     double grad = 0.0;

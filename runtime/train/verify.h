@@ -7,9 +7,10 @@
  * magnify rounding where one is nearly zero. The job's ZeRO-1 sharding stays.
  *
  * What is allowed is float32 sums in another order: of the loss 1e-5 of itself; of a gradient 1e-4
- * of the largest in its tensor, with a floor for tensors whose gradient is zero but for rounding;
- * of a weight 1e-3 of the largest change of its tensor so far, well below one step's, and the
- * rounding of the weight itself. Threading: runs its own threads and joins them.
+ * of the largest in its tensor; of a weight 1e-3 of the largest change of its tensor so far, well
+ * below one step's, and the rounding of the weight itself. Both have a floor, for tensors whose
+ * gradient is zero but for rounding.
+ * Threading: runs its own threads and joins them.
  */
 #ifndef TRAIN_VERIFY_H
 #define TRAIN_VERIFY_H

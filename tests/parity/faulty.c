@@ -9,7 +9,8 @@
 
 enum {
     PIXELS_MAX = 64 * 8 * 8 * 3,
-    TOKENS_MAX = 2048
+    TOKENS_MAX = 2048,
+    WEIGHTS_MAX = 1 << 16
 };
 
 static _Thread_local const ModelSpec *model_of_thread;
@@ -17,8 +18,12 @@ static _Thread_local int forwards;
 static _Thread_local int backwards;
 static _Thread_local uint8_t earlier[PIXELS_MAX];
 
-void faulty_begin(const ModelSpec *model)
+static _Thread_local int cp_of_thread;
+static _Thread_local float first_weights[WEIGHTS_MAX];
+
+void faulty_begin(const ModelSpec *model, int cp_rank)
 {
+    cp_of_thread = cp_rank;
     model_of_thread = model;
     forwards = 0;
     backwards = 0;
@@ -136,6 +141,30 @@ static Status forward_unequal(Module *module, int chunk, int slot, const ModuleB
     return llm_module_ops.forward(module, chunk, slot, &unequal, rows_out, loss_sum_out);
 }
 
+static Status backward_one_copy(Module *module, int chunk, int slot, const ModuleBatch *batch,
+                                float *grad, float *rows_grad)
+{
+    TRY(llm_module_ops.backward(module, chunk, slot, batch, grad, rows_grad));
+    for (int64_t i = 0; cp_of_thread > 0 && i < module->params.trained_count; i++) {
+        module->params.grads[i] = 0;
+    }
+    return STATUS_OK;
+}
+
+static Status forward_skipped(Module *module, int chunk, int slot, const ModuleBatch *batch,
+                              float *rows_out, double *loss_sum_out)
+{
+    size_t bytes = (size_t)module->params.count * sizeof(float);
+    CHECK(bytes <= sizeof first_weights);
+    if (forwards == 0) {
+        memcpy(first_weights, module->params.values, bytes);
+    } else if (forwards == FAULTY_MICROBATCHES) {
+        memcpy(module->params.values, first_weights, bytes);
+    }
+    forwards++;
+    return llm_module_ops.forward(module, chunk, slot, batch, rows_out, loss_sum_out);
+}
+
 static Status llm_backward_not_finite(Module *module, int chunk, int slot, const ModuleBatch *batch,
                                       float *grad, float *rows_grad)
 {
@@ -177,6 +206,8 @@ static void fill_tables(void)
     tables[FAULTY_VISION_BAD_ROWS].forward = forward_bad_rows;
     tables[FAULTY_LLM_HALVED].backward = backward_halved;
     tables[FAULTY_LLM_UNEQUAL].forward = forward_unequal;
+    tables[FAULTY_LLM_ONE_COPY].backward = backward_one_copy;
+    tables[FAULTY_LLM_SKIPPED].forward = forward_skipped;
     tables[FAULTY_LLM_NOT_FINITE].backward = llm_backward_not_finite;
     tables[FAULTY_LLM_MASKED].forward = forward_masked;
 }

@@ -23,6 +23,8 @@ typedef enum FaultyKind {
     FAULTY_VISION_BAD_ROWS,   /* in the second step a row is infinite */
     FAULTY_LLM_HALVED,        /* the weights' gradients are a mean over two replicas */
     FAULTY_LLM_UNEQUAL,       /* the loss is a mean over microbatches, whatever their labels */
+    FAULTY_LLM_ONE_COPY,      /* of the cp ranks' gradients only the first counts */
+    FAULTY_LLM_SKIPPED,       /* the first step's update is undone */
     FAULTY_LLM_NOT_FINITE,    /* in the second step a gradient is not a number */
     FAULTY_LLM_MASKED,        /* no label of a step's first microbatch counts */
     FAULTY_KIND_COUNT,
@@ -32,6 +34,6 @@ typedef enum FaultyKind {
 const ModuleOps *faulty_ops(FaultyKind kind);
 
 /* On each rank's thread before its first step. */
-void faulty_begin(const ModelSpec *model);
+void faulty_begin(const ModelSpec *model, int cp_rank);
 
 #endif

@@ -23,7 +23,7 @@ static const char template[] =
     "model:\n"
     "%s"
     "%s"
-    "  llm: {width: 16, layers: 5, heads: 4, kv_heads: 2, mlp_width: 26, max_tokens: 160,\n"
+    "  llm: {width: %d, layers: 5, heads: 4, kv_heads: 2, mlp_width: %d, max_tokens: 160,\n"
     "        tied_head: %s}\n"
     "data:\n"
     "  train: [\"%s\"]\n"
@@ -35,10 +35,11 @@ static const char template[] =
     "optimizer: {kind: %s, learning_rate: %g, min_learning_rate: %g, warmup_steps: %d,\n"
     "            weight_decay: 0.01, max_grad_norm: %g, sharding: %s}\n"
     "checkpoint: {directory: \"%s\", every_steps: %d}\n"
-    "evaluation: {captions: %d, max_new_tokens: 6}\n";
+    "evaluation: {captions: %d, max_new_tokens: 6}\n"
+    "row_cache: {directory: \"%s\"}\n";
 
 static const char vision_model[] =
-    "  vision: {image_size: 8, patch_size: 4, width: 12, layers: 4, heads: 3, mlp_width: 22,\n"
+    "  vision: {image_size: 8, patch_size: 4, width: %d, layers: 4, heads: 3, mlp_width: %d,\n"
     "           class_token: true, feature_layer: -2}\n"
     "  projector: {width: 14}\n";
 static const char audio_model[] =
@@ -85,17 +86,20 @@ static void write_layout(char *text, size_t size, const ParityOptions *options)
 static int write_job(char *text, size_t size, const ParityOptions *options)
 {
     bool has_heldout = options->heldout != NULL;
+    char vision[512];
+    int widening = one(options->widening);
+    snprintf(vision, sizeof vision, vision_model, 12 * widening, 22 * widening);
     double learning_rate = options->is_adamw ? 0.003 : 0.5;
-    return snprintf(text, size, template, vision_model, options->has_audio ? audio_model : "",
-                    options->has_tied_head ? "true" : "false", options->shard,
-                    has_heldout ? "  heldout: [\"" : "", has_heldout ? options->heldout : "",
-                    has_heldout ? "\"]\n" : "", options->has_audio ? "<audio>" : "", options->steps,
-                    options->batch, options->microbatches, options->window, options->seed,
-                    options->frozen ? options->frozen : "", options->is_adamw ? "ADAMW" : "SGD",
-                    learning_rate, learning_rate, options->warmup, options->max_grad_norm,
-                    options->is_sharded ? "ZERO1" : "NONE",
-                    options->checkpoints ? options->checkpoints : "", options->checkpoint_every,
-                    options->captions);
+    return snprintf(
+        text, size, template, vision, options->has_audio ? audio_model : "", 16 * widening,
+        26 * widening, options->has_tied_head ? "true" : "false", options->shard,
+        has_heldout ? "  heldout: [\"" : "", has_heldout ? options->heldout : "",
+        has_heldout ? "\"]\n" : "", options->has_audio ? "<audio>" : "", options->steps,
+        options->batch, options->microbatches, options->window, options->seed,
+        options->frozen ? options->frozen : "", options->is_adamw ? "ADAMW" : "SGD", learning_rate,
+        learning_rate, options->warmup, options->max_grad_norm,
+        options->is_sharded ? "ZERO1" : "NONE", options->checkpoints ? options->checkpoints : "",
+        options->checkpoint_every, options->captions, options->row_cache ? options->row_cache : "");
 }
 
 JobSpec *parity_spec(const ParityOptions *options)
@@ -249,11 +253,15 @@ static Status run_steps(ParityRank *rank)
     return STATUS_OK;
 }
 
+const ModuleOps *const parity_modules[] = {&vision_module_ops, &llm_module_ops};
+const int parity_num_modules = sizeof parity_modules / sizeof *parity_modules;
+
 /* Replaces what the module does; all else stays the real one's. */
 static void spoil(ParityRank *rank)
 {
     const ModuleOps *faulty = rank->run->faulty;
-    faulty_begin(rank->run->spec->model);
+    const Place *place = trainer_place(rank->trainer);
+    faulty_begin(rank->run->spec->model, place_decoder(place)->coords.at[GRID_AXIS_CP]);
     for (int i = 0; faulty && i < rank->layout.num_modules; i++) {
         Module *module = trainer_module(rank->trainer, i);
         if (module && strcmp(module->ops->name, faulty->name) == 0) {
@@ -264,15 +272,14 @@ static void spoil(ParityRank *rank)
 
 static Status run_rank(ParityRank *rank, Device *device)
 {
-    static const ModuleOps *const modules[] = {&vision_module_ops, &llm_module_ops};
     const ParityRun *run = rank->run;
     bool has_decoder = parity_serves(rank, rank->layout.num_modules - 1);
     const TrainerOptions options = {
         .spec = !has_decoder && run->encoder_spec ? run->encoder_spec : run->spec,
         .world = rank->world,
         .device = device,
-        .modules = modules,
-        .num_modules = sizeof modules / sizeof *modules,
+        .modules = parity_modules,
+        .num_modules = parity_num_modules,
         .resume_from = run->resume_from,
         .events = {rank, NULL, on_step, on_evaluation, on_checkpoint},
     };
@@ -293,6 +300,7 @@ static void *rank_main(void *context)
     count_bytes(rank);
     rank->status = device_open("cpu", 0, &device);
     if (rank->status == STATUS_OK) {
+        rank->device = device;
         rank->status = run_rank(rank, device);
         device_close(device);
     }

@@ -48,7 +48,9 @@ typedef struct ParityOptions {
     ParityLayout layout;
     bool has_audio;
     bool has_tied_head;
-    const char *frozen; /* patterns as a YAML list's inside: "\"a*\", \"b*\"" */
+    int widening;          /* of all widths; 0: 1 */
+    const char *row_cache; /* directory */
+    const char *frozen;    /* patterns as a YAML list's inside: "\"a*\", \"b*\"" */
     int steps;
     int batch;
     int microbatches;
@@ -91,6 +93,7 @@ struct ParityRank {
     int rank;
     JobLayout layout;
     Comm *world;
+    Device *device;     /* during the run */
     Trainer *trainer;   /* during the run */
     int64_t bytes_sent; /* to the other pool, counted where the transport takes them */
     Status status;
@@ -100,6 +103,10 @@ struct ParityRank {
 
 /* A resolved and checked spec; free with viaduct__v1__job_spec__free_unpacked. */
 JobSpec *parity_spec(const ParityOptions *options);
+
+/* The modules that ranks may serve. */
+extern const ModuleOps *const parity_modules[];
+extern const int parity_num_modules;
 
 /* Runs all ranks; ranks_out [number of ranks]. */
 void parity_run(ParityRun *run, ParityRank *ranks_out);
