@@ -1,10 +1,11 @@
 /* viaduct-encoder-worker: a worker of encoder pools. */
+#include "encoder_worker/audio_encoder.h"
 #include "encoder_worker/vision_encoder.h"
 #include "train/worker_main.h"
 
 int main(int argc, char **argv)
 {
-    static const ModuleOps *const modules[] = {&vision_module_ops};
+    static const ModuleOps *const modules[] = {&vision_module_ops, &audio_module_ops};
     static const WorkerProgram program = {
         .name = "viaduct-encoder-worker",
         .role = "encoder",

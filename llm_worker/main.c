@@ -1,11 +1,13 @@
 /* viaduct-llm-worker: a worker of LLM pools. */
+#include "encoder_worker/audio_encoder.h"
 #include "encoder_worker/vision_encoder.h"
 #include "llm_worker/llm.h"
 #include "train/worker_main.h"
 
 int main(int argc, char **argv)
 {
-    static const ModuleOps *const modules[] = {&vision_module_ops, &llm_module_ops};
+    static const ModuleOps *const modules[] = {&vision_module_ops, &audio_module_ops,
+                                               &llm_module_ops};
     static const WorkerProgram program = {
         .name = "viaduct-llm-worker",
         .role = "llm",

@@ -11,6 +11,7 @@
 #include "nn/testing.h"
 #include "train/module.h"
 
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,11 +61,11 @@ static inline double testing_largest(const float *values, int64_t count)
 
 typedef struct TestingGrad {
     char name[sizeof((ParamSpec *)0)->name];
-    float *whole; /* NULL: frozen */
+    float *whole;
     double largest;
 } TestingGrad;
 
-/* Gradients of a module in one piece. */
+/* Gradients of a module in one piece with nothing frozen. */
 typedef struct TestingGrads {
     int num;
     TestingGrad *grads;
@@ -90,9 +91,7 @@ static inline Status testing_grads_keep(const ParamSet *params, TestingGrads *gr
         const Param *param = &params->params[p];
         TestingGrad *grad = &grads->grads[p];
         snprintf(grad->name, sizeof grad->name, "%s", param->spec.name);
-        if (!param->is_trained) {
-            continue;
-        }
+        CHECK(param->is_trained);
         int64_t count = tensor_count(&param->grad);
         TRY(MEMORY_NEW(&grad->whole, count));
         memcpy(grad->whole, param->grad.data, (size_t)count * sizeof(float));
@@ -145,13 +144,24 @@ static inline int testing_part_of(const TestingLayout *layout, const char *name,
     return part;
 }
 
+static inline bool testing_is_frozen(const TestingLayout *layout, const char *name)
+{
+    for (int i = 0; i < TESTING_FROZEN_MAX && layout->frozen[i]; i++) {
+        if (fnmatch(layout->frozen[i], name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static inline int testing_first_trained(const TestingLayout *layout, const TestingGrads *grads,
                                         int layers)
 {
     int first = testing_parts(layout);
     for (int i = 0; i < grads->num; i++) {
-        int part = testing_part_of(layout, grads->grads[i].name, layers);
-        first = grads->grads[i].whole && part < first ? part : first;
+        const char *name = grads->grads[i].name;
+        int part = testing_part_of(layout, name, layers);
+        first = part < first && !testing_is_frozen(layout, name) ? part : first;
     }
     return first;
 }
@@ -273,7 +283,8 @@ static inline void testing_sum_tied(TestingStages *stages, TestingReport *report
         }
     }
     if (num_tied != 0) {
-        testing_failed(report, "tied parameters without a second copy, or copies that are not tied");
+        testing_failed(report,
+                       "tied parameters without a second copy, or copies that are not tied");
     }
 }
 
@@ -290,17 +301,17 @@ static inline Status testing_stages_sum(TestingStages *stages, TestingReport *re
 }
 
 /* A key's bias shifts all scores of a query alike: its gradient is what rounding leaves of 0. */
-static inline void testing_compare_grad(const Param *param, const TestingGrads *expected,
-                                        TestingReport *report)
+static inline void testing_compare_grad(const TestingLayout *layout, const Param *param,
+                                        const TestingGrads *expected, TestingReport *report)
 {
     const char *name = param->spec.name;
     const TestingGrad *grad = testing_grads_find(expected, name);
-    if (!grad || param->is_trained != (grad->whole != NULL)) {
+    if (!grad || param->is_trained == testing_is_frozen(layout, name)) {
         testing_failed(report, "%s: is_trained %d", name, param->is_trained);
         return;
     }
     double largest = strstr(name, "k_proj.bias") ? expected->largest : grad->largest;
-    for (int64_t i = 0; grad->whole && i < tensor_count(&param->grad); i++) {
+    for (int64_t i = 0; param->is_trained && i < tensor_count(&param->grad); i++) {
         testing_near(report, name, i, tensor_f32(&param->grad)[i],
                      grad->whole[testing_global_index(param, i)], 0, testing_relative * largest);
     }
@@ -322,7 +333,7 @@ static inline Status testing_stages_compare(TestingStages *stages, const Testing
                 testing_failed(report, "%s on stage %d", param->spec.name, s);
             }
             counted += param->counts ? (float)tensor_count(&param->value) : 0;
-            testing_compare_grad(param, expected, report);
+            testing_compare_grad(layout, param, expected, report);
         }
     }
     TRY(layer_sum(&stages->layers, &counted, 1));

@@ -80,7 +80,7 @@ static void check_layout(ParityLayout layout)
 {
     ParityData data;
     char folder[PARITY_PATH_BYTES + 16];
-    parity_data_write(&data, images, sizeof images / sizeof *images);
+    parity_data_write(&data, images, NULL, sizeof images / sizeof *images);
     snprintf(folder, sizeof folder, "%s/rows", data.folder);
     ParityOptions options = {.shard = data.shard,
                              .layout = layout,
@@ -119,7 +119,7 @@ static void test_refused(void **state)
     (void)state;
     static ParityRank ranks[PARITY_RANKS_MAX];
     ParityData data;
-    parity_data_write(&data, images, sizeof images / sizeof *images);
+    parity_data_write(&data, images, NULL, sizeof images / sizeof *images);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 1, 1, 1),
                                    .row_cache = data.folder,

@@ -46,7 +46,7 @@ static void check_fault(const Fault *fault)
 {
     static const int images[] = {2, 0, 7, 1, 0, 1, 3, 0, 1};
     ParityData data;
-    parity_data_write(&data, images, sizeof images / sizeof *images);
+    parity_data_write(&data, images, NULL, sizeof images / sizeof *images);
     ParityRank ranks[PARITY_RANKS_MAX];
     const ParityOptions options = {.shard = data.shard,
                                    .layout = fault->layout,
@@ -147,7 +147,7 @@ static void test_disagreement(void **state)
     (void)state;
     static const int images[] = {1, 0, 2};
     ParityData data;
-    parity_data_write(&data, images, 3);
+    parity_data_write(&data, images, NULL, 3);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 2, 1, 1),
                                    .steps = 1,

@@ -19,6 +19,7 @@ enum {
 };
 
 static const int images[] = {1, 0, 2, 7, 1, 0, 1, 2, 1, 0, 3};
+static const int clips[] = {0, 1, 1, 0, 2, 1, 0, 0, 3, 1, 1};
 enum {
     NUM_SAMPLES = sizeof images / sizeof *images
 };
@@ -30,7 +31,7 @@ static void test_all_pairs(void **state)
     static const int llms[][2] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}};
     ParitySuite suite;
     ParityOptions options = {.steps = STEPS, .batch = BATCH, .warmup = 2, .seed = SEED};
-    parity_suite_open(&suite, &options, images, NUM_SAMPLES);
+    parity_suite_open(&suite, &options, images, NULL, NUM_SAMPLES);
     for (size_t e = 0; e < sizeof encoders / sizeof *encoders; e++) {
         for (size_t l = 0; l < sizeof llms / sizeof *llms; l++) {
             options.layout = PARITY_PLAIN(encoders[e][0], encoders[e][1], llms[l][0], llms[l][1]);
@@ -51,7 +52,7 @@ typedef struct Case {
 static void run_cases(const Case *cases, size_t num, const ParityOptions *base)
 {
     ParitySuite suite;
-    parity_suite_open(&suite, base, images, NUM_SAMPLES);
+    parity_suite_open(&suite, base, images, base->has_audio ? clips : NULL, NUM_SAMPLES);
     for (size_t i = 0; i < num; i++) {
         ParityOptions options = *base;
         options.layout = cases[i].layout;
@@ -282,6 +283,58 @@ static void test_frozen(void **state)
     }
 }
 
+/* Images and clips: two encoders, each with a layout and a place of its own. */
+static void test_two_encoders(void **state)
+{
+    (void)state;
+    static const Case cases[] = {
+        {"1, 1 -> 1", {.vision = {ONE}, .audio = {ONE}, .llm = {ONE}}, 0},
+        {"image PP2, audio TP2 -> PP4",
+         {.vision = {.pp = 2}, .audio = {.tp = 2}, .llm = {.pp = 4}},
+         0},
+        {"two encoders on one rank",
+         {.vision = {ONE}, .audio = {ONE}, .llm = {.tp = 2}, .shares_pool = true},
+         0},
+        {"shared encoder pool",
+         {.vision = {.dp = 4},
+          .audio = {.tp = 2, .dp = 2},
+          .llm = {.tp = 2, .dp = 2},
+          .shares_pool = true},
+         0},
+        {"DP3, DP2 -> CP2PP2",
+         {.vision = {.dp = 3}, .audio = {.dp = 2}, .llm = {.cp = 2, .pp = 2}},
+         0},
+        {"audio CP2 with sequence parallelism",
+         {.vision = {.tp = 2},
+          .audio = {.tp = 2, .cp = 2, .is_sequence_parallel = true},
+          .llm = {.tp = 2, .is_sequence_parallel = true}},
+         0},
+        {"audio PP3",
+         {.vision = {.dp = 2}, .audio = {.pp = 3, .recompute = "FULL"}, .llm = {.dp = 2}},
+         0},
+        {"all colocated",
+         {.vision = {.dp = 4},
+          .audio = {.tp = 2, .dp = 2},
+          .llm = {.tp = 2, .pp = 2},
+          .is_colocated = true},
+         0},
+        {"all colocated, interleaved",
+         {.vision = {.cp = 2},
+          .audio = {.pp = 2},
+          .llm = {.pp = 2, .chunks = 2},
+          .is_colocated = true},
+         6},
+    };
+    ParityOptions both = plain;
+    both.has_audio = true;
+    RUN(cases, &both);
+    both.frozen = "\"audio_tower.*\"";
+    RUN(cases, &both);
+    both.frozen = "\"vision_tower.*\", \"multi_modal_projector.*\", \"*layers.1.*\"";
+    both.is_sharded = true;
+    RUN(cases, &both);
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
@@ -295,6 +348,7 @@ int main(void)
         cmocka_unit_test(test_sharded_optimizer),
         cmocka_unit_test(test_tied_head),
         cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_two_encoders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,7 +87,7 @@ static void test_accounts(void **state)
     (void)state;
     static const int images[] = {1, 2, 1, 1, 2, 1, 0, 1};
     ParityData data;
-    parity_data_write(&data, images, 8);
+    parity_data_write(&data, images, NULL, 8);
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         for (int sharded = 0; sharded < 2; sharded++) {
             Peaks peaks;
@@ -116,7 +116,7 @@ static void test_microbatches(void **state)
     static const int counts[] = {4, 16, 64};
     static const int images[] = {1, 2, 1, 1, 2, 1, 0, 1};
     ParityData data;
-    parity_data_write(&data, images, 8);
+    parity_data_write(&data, images, NULL, 8);
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         Peaks peaks[3];
         int num_ranks = 0;

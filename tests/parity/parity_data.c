@@ -29,7 +29,18 @@ static void write_image(TestingFile *file, int sample, int image)
     testing_png_end(file, rows, at);
 }
 
-static void write_sample(TestingTar *tar, int sample, int images)
+/* 16-bit noise at 16 kHz, 2 to 7 rows of 20 ms; no two clips are alike. */
+static void write_clip(TestingFile *file, int sample, int clip)
+{
+    int frames = 640 + 320 * ((3 * sample + 2 * clip) % 5) + 50;
+    Rng rng = {.seed = 6, .stream = (uint64_t)(100 * sample + clip)};
+    testing_wav_begin(file, 1, 16, 16000, 1, frames);
+    for (int i = 0; i < frames; i++) {
+        testing_append_little(file, (uint32_t)rng_bits(rng, (uint64_t)i) & 0x1fff, 2);
+    }
+}
+
+static void write_sample(TestingTar *tar, int sample, int images, int clips)
 {
     static TestingFile file;
     char name[64];
@@ -39,12 +50,17 @@ static void write_sample(TestingTar *tar, int sample, int images)
         write_image(&file, sample, i);
         testing_tar_add(tar, name, file.bytes, file.size_bytes);
     }
+    for (int i = 0; i < clips; i++) {
+        snprintf(name, sizeof name, "sample-%02d.%d.wav", sample, i);
+        write_clip(&file, sample, i);
+        testing_tar_add(tar, name, file.bytes, file.size_bytes);
+    }
     snprintf(caption, sizeof caption, "%.*s %d", 2 + sample * 5 % 13, "a quick brown fox", sample);
     snprintf(name, sizeof name, "sample-%02d.txt", sample);
     testing_tar_text(tar, name, caption);
 }
 
-void parity_data_write(ParityData *data, const int *images, int num)
+void parity_data_write(ParityData *data, const int *images, const int *clips, int num)
 {
     TestingTar tar;
     snprintf(data->folder, sizeof data->folder, "/tmp/parity.XXXXXX");
@@ -52,7 +68,7 @@ void parity_data_write(ParityData *data, const int *images, int num)
     snprintf(data->shard, sizeof data->shard, "%.200s/samples.tar", data->folder);
     testing_tar_open(&tar, data->shard);
     for (int i = 0; i < num; i++) {
-        write_sample(&tar, i, images[i]);
+        write_sample(&tar, i, images[i], clips ? clips[i] : 0);
     }
     testing_tar_close(&tar);
 }

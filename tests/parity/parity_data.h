@@ -13,9 +13,9 @@ typedef struct ParityData {
     char shard[PARITY_PATH_BYTES];
 } ParityData;
 
-/* A tar with `num` samples; sample i has images[i] images of uneven sizes, and a caption of a
- * length of its own. */
-void parity_data_write(ParityData *data, const int *images, int num);
+/* A tar with `num` samples; sample i has images[i] images of uneven sizes, clips[i] clips of uneven
+ * lengths (NULL: none), and a caption of a length of its own. */
+void parity_data_write(ParityData *data, const int *images, const int *clips, int num);
 /* Spoils the first image, whose header stays good. */
 void parity_data_spoil(const ParityData *data);
 /* Removes the folder with all that is in it. */

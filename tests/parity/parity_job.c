@@ -1,6 +1,7 @@
 #include "tests/parity/parity_job.h"
 
 #include "comm/comm_local.h"
+#include "encoder_worker/audio_encoder.h"
 #include "encoder_worker/vision_encoder.h"
 #include "job/job_file.h"
 #include "llm_worker/llm.h"
@@ -253,7 +254,7 @@ static Status run_steps(ParityRank *rank)
     return STATUS_OK;
 }
 
-const ModuleOps *const parity_modules[] = {&vision_module_ops, &llm_module_ops};
+const ModuleOps *const parity_modules[] = {&vision_module_ops, &audio_module_ops, &llm_module_ops};
 const int parity_num_modules = sizeof parity_modules / sizeof *parity_modules;
 
 /* Replaces what the module does; all else stays the real one's. */

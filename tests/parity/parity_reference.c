@@ -4,8 +4,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "data/audio.h"
-#include "encoder_worker/vision_encoder.h"
-#include "llm_worker/llm.h"
 #include "nn/testing.h"
 #include "train/feed.h"
 
@@ -236,7 +234,13 @@ int64_t parity_reference_sample(const JobSpec *spec, int64_t count, int64_t posi
 
 static const ModuleOps *ops_of(const char *name)
 {
-    return strcmp(name, "vision") == 0 ? &vision_module_ops : &llm_module_ops;
+    for (int i = 0; i < parity_num_modules; i++) {
+        if (strcmp(parity_modules[i]->name, name) == 0) {
+            return parity_modules[i];
+        }
+    }
+    CHECK(!"every module is known");
+    return NULL;
 }
 
 static void open_modules(ParityReference *reference)

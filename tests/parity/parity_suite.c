@@ -21,10 +21,11 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-void parity_suite_open(ParitySuite *suite, const ParityOptions *options, const int *images, int num)
+void parity_suite_open(ParitySuite *suite, const ParityOptions *options, const int *images,
+                       const int *clips, int num)
 {
     *suite = (ParitySuite){.options = *options, .begin_ns = clock_now_ns()};
-    parity_data_write(&suite->data, images, num);
+    parity_data_write(&suite->data, images, clips, num);
     suite->options.shard = suite->data.shard;
     suite->spec = parity_spec(&suite->options);
     parity_reference_make(&suite->reference, suite->spec, (Range){0, 0});

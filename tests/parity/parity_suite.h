@@ -19,7 +19,7 @@ typedef struct ParitySuite {
 
 /* images [num]: of each sample. */
 void parity_suite_open(ParitySuite *suite, const ParityOptions *options, const int *images,
-                       int num);
+                       const int *clips, int num);
 /* Runs the layout; what is sent between pools must be the least there can be. Fails the test,
  * naming the layout. */
 void parity_suite_run(ParitySuite *suite, const ParityOptions *options, const char *what);

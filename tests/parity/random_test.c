@@ -18,13 +18,14 @@ enum {
     SEED = 77,
     STEPS = 3,
     BATCH = 9,
-    RANKS_MAX = 12 /* of one module */
+    RANKS_MAX = 8 /* of one module */
 };
 
 static int first_case;
 static int num_cases = 500;
 
 static const int images[] = {1, 0, 2, 7, 1, 0, 0, 2, 1, 5, 3, 1, 0};
+static const int clips[] = {0, 1, 1, 0, 2, 1, 0, 0, 3, 1, 1, 0, 2};
 enum {
     NUM_SAMPLES = sizeof images / sizeof *images
 };
@@ -76,8 +77,9 @@ static void test_random(void **state)
                                  .batch = BATCH,
                                  .seed = SEED,
                                  .frozen = frozen_sets[set],
+                                 .has_audio = set == 1 || set == 4,
                                  .has_tied_head = set % 2 == 0};
-        parity_suite_open(&suite, &options, images, NUM_SAMPLES);
+        parity_suite_open(&suite, &options, images, options.has_audio ? clips : NULL, NUM_SAMPLES);
         for (int i = first_case; i < first_case + num_cases; i++) {
             char what[32];
             Dice dice = {.rng = {SEED, (uint64_t)i}};
@@ -85,7 +87,9 @@ static void test_random(void **state)
                 continue;
             }
             options.layout.vision = random_module(&dice, 3);
+            options.layout.audio = random_module(&dice, 3);
             options.layout.llm = random_module(&dice, 5);
+            options.layout.shares_pool = roll(&dice, 2);
             options.layout.is_colocated = roll(&dice, 2);
             options.microbatches = 1 + roll(&dice, 6);
             options.window = 1 + roll(&dice, 4);

@@ -117,7 +117,7 @@ static void test_resume(void **state)
     Ends whole_ends;
     Ends ends;
     char folder[PARITY_PATH_BYTES + 16];
-    parity_data_write(&data, images, 5);
+    parity_data_write(&data, images, NULL, 5);
     snprintf(folder, sizeof folder, "%s/checkpoints", data.folder);
     ParityOptions options = {.shard = data.shard,
                              .checkpoints = folder,
@@ -155,7 +155,7 @@ static void test_other_job(void **state)
     ParityRun run;
     Ends ends;
     char folder[PARITY_PATH_BYTES + 16];
-    parity_data_write(&data, images, 3);
+    parity_data_write(&data, images, NULL, 3);
     snprintf(folder, sizeof folder, "%s/checkpoints", data.folder);
     ParityOptions options = {.shard = data.shard,
                              .checkpoints = folder,

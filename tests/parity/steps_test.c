@@ -68,7 +68,7 @@ static void test_text_only(void **state)
     static const int images[] = {0, 0, 3, 0, 1};
     const ParityLayout layouts[] = {PARITY_PLAIN(1, 2, 2, 1), PARITY_PLAIN(2, 1, 1, 2)};
     ParityData data;
-    parity_data_write(&data, images, 5);
+    parity_data_write(&data, images, NULL, 5);
     for (int i = 0; i < 2; i++) {
         const ParityOptions options = {.shard = data.shard,
                                        .layout = layouts[i],
@@ -91,7 +91,7 @@ static void test_no_image_at_all(void **state)
     (void)state;
     static const int images[] = {0, 0, 0};
     ParityData data;
-    parity_data_write(&data, images, 3);
+    parity_data_write(&data, images, NULL, 3);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 2, 1, 2),
                                    .steps = 2,
@@ -107,7 +107,7 @@ static void test_few_samples(void **state)
 {
     (void)state;
     ParityData data;
-    parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
+    parity_data_write(&data, uneven, NULL, sizeof uneven / sizeof *uneven);
     ParityOptions options = {.shard = data.shard, .steps = 3, .batch = 2, .seed = SEED};
     for (int microbatches = 1; microbatches <= 3; microbatches += 2) {
         options.microbatches = microbatches;
@@ -125,7 +125,7 @@ static void test_small_data(void **state)
     (void)state;
     static const int images[] = {2, 0, 1};
     ParityData data;
-    parity_data_write(&data, images, 3);
+    parity_data_write(&data, images, NULL, 3);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 2, 2, 1),
                                    .steps = 2,
@@ -140,7 +140,7 @@ static void test_masked_microbatch(void **state)
 {
     (void)state;
     ParityData data;
-    parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
+    parity_data_write(&data, uneven, NULL, sizeof uneven / sizeof *uneven);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 2, 2, 1),
                                    .steps = 3,
@@ -155,7 +155,7 @@ static void test_clipping(void **state)
 {
     (void)state;
     ParityData data;
-    parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
+    parity_data_write(&data, uneven, NULL, sizeof uneven / sizeof *uneven);
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(2, 2, 2, 1),
                                    .steps = 3,
@@ -221,7 +221,7 @@ static void test_not_finite(void **state)
 {
     (void)state;
     ParityData data;
-    parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
+    parity_data_write(&data, uneven, NULL, sizeof uneven / sizeof *uneven);
     check_not_finite(data.shard, faulty_ops(FAULTY_VISION_NOT_FINITE), "vision");
     check_not_finite(data.shard, faulty_ops(FAULTY_VISION_BAD_ROWS), "vision");
     check_not_finite(data.shard, faulty_ops(FAULTY_LLM_NOT_FINITE), "llm");
@@ -241,7 +241,7 @@ static void test_stop(void **state)
 {
     (void)state;
     ParityData data;
-    parity_data_write(&data, uneven, sizeof uneven / sizeof *uneven);
+    parity_data_write(&data, uneven, NULL, sizeof uneven / sizeof *uneven);
     ParityRank ranks[PARITY_RANKS_MAX];
     const ParityOptions options = {.shard = data.shard,
                                    .layout = PARITY_PLAIN(1, 2, 2, 1),
@@ -267,7 +267,7 @@ static void test_bad_image(void **state)
     (void)state;
     static const int images[] = {1, 0};
     ParityData data;
-    parity_data_write(&data, images, 2);
+    parity_data_write(&data, images, NULL, 2);
     parity_data_spoil(&data);
     ParityRank ranks[PARITY_RANKS_MAX];
     const ParityOptions options = {.shard = data.shard,
@@ -343,7 +343,7 @@ static void test_evaluation(void **state)
         NUM = sizeof uneven / sizeof *uneven
     };
     ParityData data;
-    parity_data_write(&data, uneven, NUM);
+    parity_data_write(&data, uneven, NULL, NUM);
     char first[8][64] = {""};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         ParityRank ranks[PARITY_RANKS_MAX];

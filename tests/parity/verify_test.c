@@ -103,7 +103,7 @@ static void test_cases(void **state)
         {"an update skipped by one module", FAULTY_LLM_SKIPPED, replicas},
     };
     ParityData data;
-    parity_data_write(&data, images, sizeof images / sizeof *images);
+    parity_data_write(&data, images, NULL, sizeof images / sizeof *images);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         run_case(&cases[i], data.shard);
     }
@@ -115,7 +115,7 @@ static void test_bad_data(void **state)
     (void)state;
     static const int few[] = {1, 0};
     ParityData data;
-    parity_data_write(&data, few, 2);
+    parity_data_write(&data, few, NULL, 2);
     parity_data_spoil(&data);
     const ParityOptions options = {.shard = data.shard, .steps = 3, .batch = 2, .seed = SEED};
     JobSpec *spec = parity_spec(&options);
