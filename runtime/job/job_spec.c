@@ -13,7 +13,7 @@ enum {
     WIDTH_MAX = 1 << 16,
     LAYERS_MAX = 1024,
     IMAGE_SIZE_MAX = 4096,
-    MELS_MAX = 512,
+    MELS_MAX = 256,
     VOCABULARY_MAX = 1 << 22,
     AXIS_MAX = 4096,
     RANKS_MAX = 65536, /* of one module */

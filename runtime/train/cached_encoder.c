@@ -285,7 +285,7 @@ Status cached_encoder_forward(CachedEncoder *cached, int slot, const ModuleBatch
                               float *rows_out)
 {
     Module *module = cached->options.module;
-    ModuleBatch missing;
+    ModuleBatch missing = {0};
     CHECK(batch->num_items <= cached->options.items_max);
     if (batch->num_items == 0) {
         return STATUS_OK;

@@ -30,23 +30,34 @@ struct Evaluation {
 
 /* ---------------------------------------------------------------- what is shown */
 
-/* Of the samples with images or clips each gets those of the one half the list away: neighbours are
- * often alike. */
+/* Which media a sample shows, as bits. */
+static unsigned media_of(const StepSample *sample)
+{
+    unsigned media = 0;
+    for (int32_t i = 0; i < sample->num_items; i++) {
+        media |= 1U << sample->items[i].media;
+    }
+    return media;
+}
+
+/* Of the samples that show the same media each gets the items of the one half their list away:
+ * neighbours are often alike. */
 static Status shuffle_items(Evaluation *evaluation)
 {
-    int64_t *with_items = NULL;
-    int64_t num = 0;
-    TRY(MEMORY_NEW(&with_items, evaluation->num_samples));
-    for (int64_t i = 0; i < evaluation->num_samples; i++) {
-        evaluation->shuffled[i] = i;
-        if (evaluation->samples[i].num_items > 0) {
-            with_items[num++] = i;
+    int64_t *alike = NULL;
+    TRY(MEMORY_NEW(&alike, evaluation->num_samples));
+    for (unsigned media = 0; media < 1U << SAMPLE_MEDIA_COUNT; media++) {
+        int64_t num = 0;
+        for (int64_t i = 0; i < evaluation->num_samples; i++) {
+            if (media_of(&evaluation->samples[i]) == media) {
+                alike[num++] = i;
+            }
+        }
+        for (int64_t i = 0; i < num; i++) {
+            evaluation->shuffled[alike[i]] = alike[(i + (num + 1) / 2) % num];
         }
     }
-    for (int64_t i = 0; i < num; i++) {
-        evaluation->shuffled[with_items[i]] = with_items[(i + (num + 1) / 2) % num];
-    }
-    memory_free(with_items);
+    memory_free(alike);
     return STATUS_OK;
 }
 

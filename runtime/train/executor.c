@@ -192,7 +192,7 @@ static Status run_send_activations(Executor *executor, const ExecutorPass *pass,
 {
     RankModule *rank_module = module_of(executor, action);
     Module *module = rank_module->module;
-    StageMessage message;
+    StageMessage message = {0};
     TRY(stage_message(executor, pass, action, STAGE_FLOW_ACTIVATIONS, &message));
     message.data = (float *)module->ops->output(module, action->chunk, action->slot);
     return stage_link_send(rank_module->link, &message, executor->stream);
@@ -203,7 +203,7 @@ static Status run_recv_activations(Executor *executor, const ExecutorPass *pass,
 {
     RankModule *rank_module = module_of(executor, action);
     Module *module = rank_module->module;
-    StageMessage message;
+    StageMessage message = {0};
     TRY(stage_message(executor, pass, action, STAGE_FLOW_ACTIVATIONS, &message));
     message.data = module->ops->input(module, action->chunk, action->slot);
     return stage_link_recv(rank_module->link, &message, executor->stream);
@@ -213,7 +213,7 @@ static Status run_send_activations_grad(Executor *executor, const ExecutorPass *
                                         const Action *action)
 {
     RankModule *rank_module = module_of(executor, action);
-    StageMessage message;
+    StageMessage message = {0};
     TRY(stage_message(executor, pass, action, STAGE_FLOW_GRADS, &message));
     message.data = grad_of(rank_module, action);
     return stage_link_send(rank_module->link, &message, executor->stream);
@@ -223,7 +223,7 @@ static Status run_recv_activations_grad(Executor *executor, const ExecutorPass *
                                         const Action *action)
 {
     RankModule *rank_module = module_of(executor, action);
-    StageMessage message;
+    StageMessage message = {0};
     TRY(stage_message(executor, pass, action, STAGE_FLOW_GRADS, &message));
     message.data = grad_of(rank_module, action);
     /* The buffer's last gradient has left. */

@@ -21,7 +21,9 @@ static inline ModuleParts module_parts_of(const ModuleContext *context)
 
 static inline int module_parts_count(const ModuleParts *parts)
 {
-    return parts->stages * parts->chunks;
+    int count = parts->stages * parts->chunks;
+    CHECK(count > 0);
+    return count;
 }
 
 /* The part that a chunk of this stage is. */

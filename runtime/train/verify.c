@@ -13,7 +13,7 @@ static const double loss_allowed = 1e-5;
 static const double grad_allowed = 1e-4;
 static const double grad_floor = 1e-6; /* of the largest gradient anywhere */
 static const double weight_allowed = 1e-3;
-static const double weight_floor = 1e-6; /* of the largest change anywhere */
+static const double weight_floor = 1e-6;               /* of the largest change anywhere */
 static const double weight_rounding = 1.0 / (1 << 22); /* two units in the last place */
 
 static const double learning_rate = 0.1;
@@ -36,7 +36,7 @@ typedef struct Verify {
     WholeModule whole[JOB_MODULES_MAX];
     double grad_largest[VERIFY_STEPS_MAX];   /* anywhere */
     double change_largest[VERIFY_STEPS_MAX]; /* anywhere, since the beginning */
-    pthread_mutex_t lock;                  /* of what follows */
+    pthread_mutex_t lock;                    /* of what follows */
     VerifyResult result;
     Status status; /* the first failure of a rank */
     char message[1024];
@@ -381,7 +381,8 @@ static Status run_ranks(Verify *verify, const JobSpec *spec, bool is_whole)
     Comm **comms = NULL;
     Status status = MEMORY_NEW(&ranks, num_ranks);
     status = status == STATUS_OK ? MEMORY_NEW(&threads, num_ranks) : status;
-    status = status == STATUS_OK ? MEMORY_NEW(&comms, num_ranks) : status;
+    status = status == STATUS_OK ? memory_alloc((size_t)num_ranks, sizeof *comms, (void **)&comms)
+                                 : status;
     if (status == STATUS_OK) {
         status = start_and_join(verify, spec, is_whole, ranks, threads, comms);
     }

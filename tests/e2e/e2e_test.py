@@ -202,6 +202,61 @@ class TrainTest(Fixture):
         self.assert_nothing_left()
 
 
+def with_layout(job, modules, pools):
+    """The job with other modules and pools."""
+    head, rest = job.split("modules:\n", 1)
+    return head + "modules:\n" + modules + "pools:\n" + pools + rest[rest.index("training:"):]
+
+
+class LayoutTest(Fixture):
+    def run_layout(self, modules, pools, workers):
+        text = self.job.read_text().replace("layers: 1", "layers: 2").replace("global_batch: 4", "global_batch: 8, microbatches: 4")
+        self.job.write_text(with_layout(text, modules, pools))
+        out, err = self.run_viaduct(0, "train", self.job, "--set", "training.steps=6")
+        self.assertEqual(len(list((self.output / "logs").glob("*-[0-9]*.log"))), workers, out + err)
+        return json.loads((self.output / "summary.json").read_text())
+
+    def test_pipelines_context_and_sequence_parallelism(self):
+        summary = self.run_layout("  - {name: vision, pool: encoders, pp: 2, cp: 2}\n"
+                                  "  - {name: llm, pool: decoders, tp: 2, cp: 2, pp: 2, sequence_parallel: true}\n",
+                                  "  - {name: encoders, role: encoder}\n  - {name: decoders, role: llm}\n", 12)
+        self.assertEqual(summary["steps"], 6)
+        self.assertEqual(summary["boundary_bytes"], summary["boundary_bytes_min"])
+        self.assertGreater(summary["boundary_bytes"], 0)
+
+    def test_colocated(self):
+        layouts = [("  - {name: vision, pool: decoders}\n  - {name: llm, pool: decoders}\n", 1),
+                   ("  - {name: vision, pool: decoders, dp: 4}\n"
+                    "  - {name: llm, pool: decoders, tp: 2, pp: 2}\n", 4)]
+        losses = []
+        original = self.job.read_text()
+        for modules, workers in layouts:
+            self.job.write_text(original)
+            summary = self.run_layout(modules, "  - {name: decoders, role: llm}\n", workers)
+            losses.append((summary["train_loss"], summary["heldout_loss"]))
+        for a, b in zip(*losses):
+            self.assertAlmostEqual(a, b, delta=1e-3 * a)
+
+    def test_verify_and_plan(self):
+        layout = ["--set", "modules.llm.cp=2", "--set", "training.microbatches=2"]
+        out, _ = self.run_viaduct(0, "verify", self.job, *layout, "-o", "json")
+        result = json.loads(out)
+        self.assertTrue(result["equal"])
+        self.assertEqual(result["ranks"], 6)
+        self.assertEqual(len(result["steps"]), 3)
+        self.assertIn("language_model.lm_head.weight", [tensor["name"] for tensor in result["tensors"]])
+        out, _ = self.run_viaduct(0, "verify", self.job, "--steps", 1)
+        self.assertIn("EQUAL", out)
+        out, _ = self.run_viaduct(0, "plan", self.job, *layout, "-o", "json")
+        plan = json.loads(out)
+        self.assertEqual(plan["ranks"], 6)
+        self.assertTrue(all(row["bytes"] > row["weights"] > 0 for row in plan["memory"]))
+        out, _ = self.run_viaduct(0, "plan", self.job)
+        self.assertRegex(out, r"vision +encoders +2")
+        self.run_viaduct(2, "verify", self.job, "--steps", 99)
+        self.run_viaduct(2, "plan")
+
+
 class BadInputTest(Fixture):
     def test_missing_job_file(self):
         _, err = self.run_viaduct(4, "train", self.folder / "none.yaml")

@@ -32,13 +32,13 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* A job with one fault. `change`: after each step, what the fault does to the rank. */
+/* A job with one fault. `visit`: after each step, what the fault does to the rank. */
 typedef struct Fault {
     const char *what;
-    int kind; /* of faulty_ops; -1: none */
-    bool keeps_parts;
     void (*visit)(ParityRank *rank, const TrainerStep *step);
     ParityLayout layout;
+    int kind; /* of faulty_ops; -1: none */
+    bool keeps_parts;
     bool is_none; /* must not be reported */
 } Fault;
 
@@ -104,17 +104,17 @@ static void test_faults(void **state)
     const ParityLayout context = {.vision = {.dp = 2}, .llm = {.cp = 2}};
     const ParityLayout one = {.vision = {.tp = 2}, .llm = {.tp = 2}, .is_colocated = true};
     const Fault faults[] = {
-        {"no fault", -1, false, compare, replicas, true},
-        {"no fault with cp", -1, false, compare, context, true},
-        {"no fault colocated", -1, false, compare, one, true},
-        {"doubled encoder gradient", FAULTY_VISION_DOUBLED, false, compare, replicas, false},
-        {"swapped images", FAULTY_VISION_SWAPPED, false, compare, replicas, false},
-        {"images of the microbatch before", FAULTY_VISION_LATE, false, compare, replicas, false},
-        {"dropped row", FAULTY_VISION_DROPPED, false, compare, replicas, false},
-        {"gradient divided by dp", FAULTY_LLM_HALVED, false, compare, replicas, false},
-        {"gradient of one cp rank", -1, true, compare, context, false},
-        {"mean over unequal microbatches", FAULTY_LLM_UNEQUAL, false, compare, one, false},
-        {"an update skipped by one module", -1, false, compare_skipped, replicas, false},
+        {"no fault", compare, replicas, -1, false, true},
+        {"no fault with cp", compare, context, -1, false, true},
+        {"no fault colocated", compare, one, -1, false, true},
+        {"doubled encoder gradient", compare, replicas, FAULTY_VISION_DOUBLED, false, false},
+        {"swapped images", compare, replicas, FAULTY_VISION_SWAPPED, false, false},
+        {"images of the microbatch before", compare, replicas, FAULTY_VISION_LATE, false, false},
+        {"dropped row", compare, replicas, FAULTY_VISION_DROPPED, false, false},
+        {"gradient divided by dp", compare, replicas, FAULTY_LLM_HALVED, false, false},
+        {"gradient of one cp rank", compare, context, -1, true, false},
+        {"mean over unequal microbatches", compare, one, FAULTY_LLM_UNEQUAL, false, false},
+        {"an update skipped by one module", compare_skipped, replicas, -1, false, false},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         check_fault(&faults[i]);

@@ -90,12 +90,12 @@ typedef struct ParityRun {
 
 struct ParityRank {
     ParityRun *run;
-    int rank;
     JobLayout layout;
     Comm *world;
     Device *device;     /* during the run */
     Trainer *trainer;   /* during the run */
     int64_t bytes_sent; /* to the other pool, counted where the transport takes them */
+    int rank;
     Status status;
     char message[512];
     ParityReport report;

@@ -13,7 +13,7 @@ RUNTIME_LAYERS = ["base", "job", "rpc", "device", "tensor", "kernels", "comm", "
                   "train"]
 PROGRAM_FOLDERS = ["encoder_worker", "llm_worker", "coordinator", "cli", "tests", "bench", "examples"]
 # Modules are the only thing that one program folder takes from another.
-SHARED_PROGRAM_HEADERS = {"encoder_worker/vision_encoder.h", "llm_worker/llm.h"}
+SHARED_PROGRAM_HEADERS = {"encoder_worker/vision_encoder.h", "encoder_worker/audio_encoder.h", "llm_worker/llm.h"}
 
 FUNCTION_LINES_MAX = 70
 BANNED_CALLS = {
