@@ -267,7 +267,7 @@ static void problems_of_several_encoders(void **state)
 {
     (void)state;
     static const char *const cases[][3] = {
-        {"model.audio.mels=513", "model.audio.mels", "expected 1 to 512"},
+        {"model.audio.mels=257", "model.audio.mels", "expected 1 to 256"},
         {"model.audio.heads=5", "model.audio.width", "multiple of heads 5"},
         {"model.audio.width=95", "model.audio.width", "expected an even number"},
         {"model.audio.width=-2", "model.audio.mlp_width", "is 0"},

@@ -52,9 +52,9 @@ typedef struct AttentionRun {
 
 /* Attention of N query tokens over K key tokens, run by run. Runs are not empty and ascend in
  * q_begin; runs of one segment are neighbours with the same keys, and the keys of different
- * segments do not overlap. Queries in no run do not exist (the runs cover [0, N)); keys that no run
- * names are seen by nobody. Query head h uses key/value head head_map(h): (first_head + h) / group
- * - first_kv_head, where group = query heads per key/value head of the whole model, so that uneven
+ * segments ascend and do not overlap. Queries in no run do not exist (the runs cover [0, N)); keys
+ * that no run names are seen by nobody. Query head h uses key/value head (first_head + h) / group -
+ * first_kv_head, where group = query heads per key/value head of the whole model, so that uneven
  * shards work. */
 typedef struct AttentionShape {
     const AttentionRun *runs; /* host memory */

@@ -9,14 +9,25 @@
 
 enum {
     QUERIES_MAX = 64, /* of one block */
-    KEYS_MAX = 128,
-    SCORES_MAX = QUERIES_MAX * KEYS_MAX, /* 32 KB of stack */
+    KEYS_MAX = 256,
+    SCORES_MAX = QUERIES_MAX * KEYS_MAX, /* 64 KB of stack */
+    LANES = 16,                          /* floats of the widest vector */
     PARALLEL_MIN = 1 << 18,              /* multiply-adds: some 5 us of one core */
 };
 
 static int64_t count_blocks(int64_t tokens, int64_t block_max)
 {
     return (tokens + block_max - 1) / block_max;
+}
+
+_Static_assert(QUERIES_MAX % LANES == 0 && KEYS_MAX % LANES == 0, "blocks of whole vectors");
+
+/* Block `index` of [0, tokens) in `blocks`: alike but for the last, and whole vectors, which the
+ * products are fastest with. Since block_max is whole vectors too, none is larger or empty. */
+static Range block_range(int64_t tokens, int64_t blocks, int64_t index)
+{
+    int64_t size = count_blocks(count_blocks(tokens, blocks), LANES) * LANES;
+    return range_intersect((Range){index * size, (index + 1) * size}, (Range){0, tokens});
 }
 
 static int kv_head_of(const AttentionShape *shape, int head)
@@ -55,7 +66,7 @@ static bool check_shape(const AttentionShape *shape)
         const AttentionRun *run = &shape->runs[r];
         CHECK(run->q_begin == query && run->q_begin < run->q_end);
         CHECK(run->key_begin < run->key_end && run->key_end <= shape->num_keys);
-        CHECK(run->key_begin >= key || continues_segment(shape, r));
+        CHECK(continues_segment(shape, r) ? run->key_end == key : run->key_begin >= key);
         CHECK(run->diagonal >= 0 &&
               (!shape->causal || run->diagonal + run_queries(run) <= run_keys(run)));
         query = run->q_end;
@@ -76,11 +87,10 @@ static int64_t count_visible(const AttentionShape *shape, const AttentionRun *ru
     return range_count(range_intersect(keys, (Range){keys.begin, run->diagonal + query + 1}));
 }
 
-/* No query before `queries_end` sees the block of keys or those behind it. */
-static bool is_hidden(const AttentionShape *shape, const AttentionRun *run, int64_t queries_end,
-                      Range keys)
+/* Keys of the run that its queries before `queries_end` see, from the run's first. */
+static int64_t seen_keys(const AttentionShape *shape, const AttentionRun *run, int64_t queries_end)
 {
-    return shape->causal && keys.begin >= run->diagonal + queries_end;
+    return shape->causal ? run->diagonal + queries_end : run_keys(run);
 }
 
 typedef struct Forward {
@@ -144,7 +154,8 @@ static bool forward_block(const Forward *f, const AttentionRun *run, int head, R
     int64_t first = run->q_begin;
     int64_t kv_offset = run->key_begin * kv_stride + kv_head_of(shape, head) * width;
     int64_t q_offset = (first + queries.begin) * q_stride + head * width;
-    int64_t key_blocks = count_blocks(run_keys(run), KEYS_MAX);
+    int64_t seen = seen_keys(shape, run, queries.end);
+    int64_t key_blocks = count_blocks(seen, KEYS_MAX);
     int64_t rows = range_count(queries);
     float scores[SCORES_MAX];
     Running running;
@@ -155,10 +166,7 @@ static bool forward_block(const Forward *f, const AttentionRun *run, int head, R
     float *out = f->out + q_offset;
     bool ok = true;
     for (int64_t block = 0; block < key_blocks; block++) {
-        Range keys = range_part(run_keys(run), key_blocks, block);
-        if (is_hidden(shape, run, queries.end, keys)) {
-            break;
-        }
+        Range keys = block_range(seen, key_blocks, block);
         int64_t cols = range_count(keys);
         int64_t keys_offset = kv_offset + keys.begin * kv_stride;
         const Gemm score = {.c = scores,
@@ -210,7 +218,7 @@ Status attention_forward_cpu(float *out, float *log_sum_exp, const float *q, con
         const AttentionRun *run = &shape->runs[unit / shape->heads];
         int64_t blocks = count_blocks(run_queries(run), QUERIES_MAX);
         for (int64_t block = 0; block < blocks; block++) {
-            Range queries = range_part(run_queries(run), blocks, block);
+            Range queries = block_range(run_queries(run), blocks, block);
             failed += !forward_block(&forward, run, (int)(unit % shape->heads), queries);
         }
     }
@@ -337,29 +345,27 @@ static int backward_head(const Backward *b, const AttentionRun *run, int head)
     const AttentionShape *shape = b->shape;
     int64_t width = shape->head_width;
     int64_t query_blocks = count_blocks(run_queries(run), QUERIES_MAX);
-    int64_t key_blocks = count_blocks(run_keys(run), KEYS_MAX);
     Block block = {.run = run, .head = head};
     int failed = 0;
     for (int64_t i = 0; i < query_blocks; i++) {
-        block.queries = range_part(run_queries(run), query_blocks, i);
+        block.queries = block_range(run_queries(run), query_blocks, i);
         for (int64_t r = block.queries.begin; r < block.queries.end; r++) {
             int64_t at = ((run->q_begin + r) * shape->heads + head) * width;
             block.mean_grad[r - block.queries.begin] =
                 row_dot(b->out_grad + at, b->out + at, width);
         }
+        int64_t seen = seen_keys(shape, run, block.queries.end);
+        int64_t key_blocks = count_blocks(seen, KEYS_MAX);
         for (int64_t j = 0; j < key_blocks; j++) {
-            block.keys = range_part(run_keys(run), key_blocks, j);
-            if (is_hidden(shape, run, block.queries.end, block.keys)) {
-                break;
-            }
+            block.keys = block_range(seen, key_blocks, j);
             failed += !backward_block(b, &block);
         }
     }
     return failed;
 }
 
-/* One key/value head of the segment that begins with run `first`, with all its runs and all query heads that
- * use it: their sums meet in one thread. */
+/* One key/value head of the segment that begins with run `first`, with all its runs and all query
+ * heads that use it: their sums meet in one thread. */
 static int backward_kv_head(const Backward *b, int64_t first, int kv_head)
 {
     const AttentionShape *shape = b->shape;

@@ -77,9 +77,9 @@ enum {
     RUNS_MAX = 32
 };
 
-/* Chunks `part` and 2 parts - 1 - part of 2 parts of each segment, as context parallelism cuts them;
- * parts 1: whole segments. */
-static void make_runs(const Segments *segments, int parts, int part, AttentionRun *runs,
+/* Chunks `part` and 2 parts - 1 - part of 2 parts of each segment, as context parallelism cuts
+ * them; parts 1: whole segments. */
+static void make_runs(const Segments *segments, int64_t parts, int64_t part, AttentionRun *runs,
                       AttentionShape *shape)
 {
     int32_t query = 0;
@@ -103,11 +103,18 @@ static void make_runs(const Segments *segments, int parts, int part, AttentionRu
     shape->num_tokens = query;
 }
 
-static void check_part(Fixture *f, AttentionShape shape, const Segments *segments, int parts,
-                       int part)
+static bool is_named(const AttentionShape *shape, int64_t key)
 {
-    AttentionRun runs[RUNS_MAX];
-    make_runs(segments, parts, part, runs, &shape);
+    for (int r = 0; r < shape->num_runs; r++) {
+        if (key >= shape->runs[r].key_begin && key < shape->runs[r].key_end) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void check_runs(Fixture *f, AttentionShape shape)
+{
     shape.scale = 1.0f / sqrtf((float)shape.head_width);
     int64_t queries = shape.num_tokens * shape.heads * shape.head_width;
     int64_t keys = shape.num_keys * shape.kv_heads * shape.head_width;
@@ -150,6 +157,20 @@ static void check_part(Fixture *f, AttentionShape shape, const Segments *segment
     assert_gradient(loss, &reference, reference.q, queries, got->q_grad, NULL, 1e-5, "q_grad");
     assert_gradient(loss, &reference, reference.k, keys, got->k_grad, NULL, 1e-5, "k_grad");
     assert_gradient(loss, &reference, reference.v, keys, got->v_grad, NULL, 1e-5, "v_grad");
+    int64_t row = (int64_t)shape.kv_heads * shape.head_width;
+    for (int64_t i = 0; i < keys; i++) {
+        if (!is_named(&shape, i / row)) {
+            assert_true(got->k_grad[i] == 0.0f && got->v_grad[i] == 0.0f);
+        }
+    }
+}
+
+static void check_part(Fixture *f, AttentionShape shape, const Segments *segments, int parts,
+                       int part)
+{
+    AttentionRun runs[RUNS_MAX];
+    make_runs(segments, parts, part, runs, &shape);
+    check_runs(f, shape);
 }
 
 static void check_shape(Fixture *f, AttentionShape shape, const int32_t *begins, int num_segments)
@@ -205,6 +226,47 @@ static void test_grouped_heads_in_uneven_shards(void **state)
                                      .first_kv_head = 1,
                                      .causal = causal},
                     mixed, 6);
+    }
+}
+
+/* Segments with gaps of keys before, between and behind them, each seen by one to three runs at
+ * random places; so small that their gradients are checked at much of what they hold. */
+static void make_random_runs(int64_t seed, AttentionRun *runs, AttentionShape *shape)
+{
+    uint64_t stream = 100 + (uint64_t)seed;
+    int64_t draw = 0;
+    int32_t query = 0;
+    int32_t key = 0;
+    shape->runs = runs;
+    shape->num_runs = 0;
+    for (int64_t segments = 1 + test_below(stream, draw++, 3); segments > 0; segments--) {
+        int32_t first = key + (int32_t)test_below(stream, draw++, 3);
+        int32_t length = 1 + (int32_t)test_below(stream, draw++, 40);
+        int32_t place = 0;
+        int first_run = shape->num_runs;
+        for (int64_t r = 1 + test_below(stream, draw++, 3); r > 0 && place < length; r--) {
+            int32_t begin = place + (int32_t)test_below(stream, draw++, length - place);
+            int32_t count = 1 + (int32_t)test_below(stream, draw++, length - begin);
+            runs[shape->num_runs++] =
+                (AttentionRun){query, query + count, first, first + length, begin};
+            query += count;
+            place = begin + count;
+        }
+        assert_true(shape->num_runs > first_run && shape->num_runs <= RUNS_MAX);
+        key = first + length;
+    }
+    shape->num_tokens = query;
+    shape->num_keys = key + test_below(stream, draw, 3);
+}
+
+static void test_random_runs(void **state)
+{
+    for (int64_t seed = 0; seed < 40; seed++) {
+        AttentionRun runs[RUNS_MAX];
+        AttentionShape shape = {
+            .heads = 2, .kv_heads = 1, .head_width = 4, .group = 2, .causal = seed % 2 == 0};
+        make_random_runs(seed, runs, &shape);
+        check_runs(*state, shape);
     }
 }
 
@@ -271,82 +333,92 @@ static void test_large_scores(void **state)
     }
 }
 
+enum {
+    PARTS = 3,
+    HEADS = 2,
+    WIDTH = 8,
+    ROW = HEADS * WIDTH
+};
+
+/* Attention of what one rank has, or of all. */
+typedef struct Part {
+    AttentionRun runs[RUNS_MAX];
+    AttentionShape shape;
+    const float *q, *out_grad;
+    Result result;
+} Part;
+
+static void compute_part(Fixture *f, Part *p, const float *k, const float *v)
+{
+    int64_t queries = p->shape.num_tokens * ROW;
+    int64_t keys = p->shape.num_keys * WIDTH;
+    Result *r = &p->result;
+    *r = (Result){test_floats(f, 5, queries), test_floats(f, 6, p->shape.num_tokens * HEADS),
+                  test_floats(f, 7, queries), test_floats(f, 8, keys), test_floats(f, 9, keys)};
+    assert_int_equal(
+        f->kernels->attention_forward(r->out, r->log_sum_exp, p->q, k, v, &p->shape, f->stream),
+        STATUS_OK);
+    assert_int_equal(f->kernels->attention_backward(r->q_grad, r->k_grad, r->v_grad, p->out_grad,
+                                                    r->out, r->log_sum_exp, p->q, k, v, &p->shape,
+                                                    f->stream),
+                     STATUS_OK);
+}
+
+/* The rows of `whole` [K, H, W] that the part's queries are. */
+static float *take_rows(Fixture *f, const Part *part, const float *whole)
+{
+    float *rows = test_memory(f, part->shape.num_tokens * ROW, sizeof *rows);
+    for (int r = 0; r < part->shape.num_runs; r++) {
+        const AttentionRun *run = &part->runs[r];
+        memcpy(rows + (int64_t)run->q_begin * ROW,
+               whole + (int64_t)(run->key_begin + run->diagonal) * ROW,
+               (size_t)(run->q_end - run->q_begin) * ROW * sizeof *rows);
+    }
+    return rows;
+}
+
 /* The ranks' parts together are the whole: outputs side by side, gradients of keys added up. */
 static void test_parts_make_the_whole(void **state)
 {
     Fixture *f = *state;
-    enum {
-        PARTS = 3,
-        HEADS = 2,
-        WIDTH = 8
-    };
     const Segments segments = {mixed, 6};
-    AttentionRun runs[PARTS + 1][RUNS_MAX];
-    AttentionShape shape = {.heads = HEADS,
-                            .kv_heads = 1,
-                            .head_width = WIDTH,
-                            .group = 2,
-                            .causal = true,
-                            .scale = 0.3f};
-    AttentionShape whole = shape;
-    make_runs(&segments, 1, 0, runs[PARTS], &whole);
-    int64_t tokens = whole.num_keys;
-    int64_t row = HEADS * WIDTH;
-    const float *q = test_floats(f, 1, tokens * row);
+    const AttentionShape shape = {.heads = HEADS,
+                                  .kv_heads = 1,
+                                  .head_width = WIDTH,
+                                  .group = 2,
+                                  .causal = true,
+                                  .scale = 0.3f};
+    Part whole = {.shape = shape};
+    make_runs(&segments, 1, 0, whole.runs, &whole.shape);
+    int64_t tokens = whole.shape.num_keys;
     const float *k = test_floats(f, 2, tokens * WIDTH);
     const float *v = test_floats(f, 3, tokens * WIDTH);
-    const float *out_grad = test_floats(f, 4, tokens * row);
-    float *out = test_floats(f, 5, tokens * row);
-    float *lse = test_floats(f, 6, tokens * HEADS);
-    float *q_grad = test_floats(f, 7, tokens * row);
-    float *k_grad = test_floats(f, 8, tokens * WIDTH);
-    float *v_grad = test_floats(f, 9, tokens * WIDTH);
-    float *part = test_memory(f, 6 * tokens * row,
-                              sizeof(float)); /* q, out_grad, out, q_grad, k_grad, v_grad */
-    float *part_lse = test_memory(f, tokens * HEADS, sizeof(float));
-    double *sums = test_memory(f, 2 * tokens * WIDTH, sizeof(double));
-    assert_int_equal(f->kernels->attention_forward(out, lse, q, k, v, &whole, f->stream),
-                     STATUS_OK);
-    assert_int_equal(f->kernels->attention_backward(q_grad, k_grad, v_grad, out_grad, out, lse, q,
-                                                    k, v, &whole, f->stream),
-                     STATUS_OK);
+    whole.q = test_floats(f, 1, tokens * ROW);
+    whole.out_grad = test_floats(f, 4, tokens * ROW);
+    compute_part(f, &whole, k, v);
+    double *k_sums = test_memory(f, tokens * WIDTH, sizeof(double));
+    double *v_sums = test_memory(f, tokens * WIDTH, sizeof(double));
+    int64_t rows_seen = 0;
     for (int p = 0; p < PARTS; p++) {
-        make_runs(&segments, PARTS, p, runs[p], &shape);
-        float *arrays[6];
-        for (int i = 0; i < 6; i++) {
-            arrays[i] = part + i * tokens * row;
-        }
-        for (int r = 0; r < shape.num_runs; r++) {
-            const AttentionRun *run = &runs[p][r];
-            int64_t from = (run->key_begin + run->diagonal) * row;
-            size_t bytes = (size_t)((run->q_end - run->q_begin) * row) * sizeof(float);
-            memcpy(arrays[0] + run->q_begin * row, q + from, bytes);
-            memcpy(arrays[1] + run->q_begin * row, out_grad + from, bytes);
-        }
-        assert_int_equal(
-            f->kernels->attention_forward(arrays[2], part_lse, arrays[0], k, v, &shape, f->stream),
-            STATUS_OK);
-        assert_int_equal(f->kernels->attention_backward(arrays[3], arrays[4], arrays[5], arrays[1],
-                                                        arrays[2], part_lse, arrays[0], k, v,
-                                                        &shape, f->stream),
-                         STATUS_OK);
-        for (int r = 0; r < shape.num_runs; r++) {
-            const AttentionRun *run = &runs[p][r];
-            int64_t from = (run->key_begin + run->diagonal) * row;
-            for (int64_t i = 0; i < (run->q_end - run->q_begin) * row; i++) {
-                assert_near((double)arrays[2][run->q_begin * row + i], (double)out[from + i], 2e-6,
-                            "out", i);
-                assert_near((double)arrays[3][run->q_begin * row + i], (double)q_grad[from + i],
-                            1e-5, "q_grad", i);
-            }
-        }
+        Part part = {.shape = shape};
+        make_runs(&segments, PARTS, p, part.runs, &part.shape);
+        part.q = take_rows(f, &part, whole.q);
+        part.out_grad = take_rows(f, &part, whole.out_grad);
+        compute_part(f, &part, k, v);
+        int64_t count = part.shape.num_tokens * ROW;
+        const float *out = take_rows(f, &part, whole.result.out);
+        const float *q_grad = take_rows(f, &part, whole.result.q_grad);
+        assert_all_near(part.result.out, test_doubles(f, out, count), count, 2e-6, "out");
+        assert_all_near(part.result.q_grad, test_doubles(f, q_grad, count), count, 1e-5, "q_grad");
         for (int64_t i = 0; i < tokens * WIDTH; i++) {
-            sums[i] += (double)arrays[4][i];
-            sums[tokens * WIDTH + i] += (double)arrays[5][i];
+            k_sums[i] += (double)part.result.k_grad[i];
+            v_sums[i] += (double)part.result.v_grad[i];
         }
+        rows_seen += part.shape.num_tokens;
     }
-    assert_all_near(k_grad, sums, tokens * WIDTH, 1e-5, "k_grad");
-    assert_all_near(v_grad, sums + tokens * WIDTH, tokens * WIDTH, 1e-5, "v_grad");
+    assert_int_equal(rows_seen, tokens);
+    assert_all_near(whole.result.k_grad, k_sums, tokens * WIDTH, 1e-5, "k_grad");
+    assert_all_near(whole.result.v_grad, v_sums, tokens * WIDTH, 1e-5, "v_grad");
 }
 
 int main(void)
@@ -354,7 +426,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_plain_heads),          TEST(test_grouped_heads_in_uneven_shards),
         TEST(test_nothing_to_do),        TEST(test_large_scores),
-        TEST(test_parts_make_the_whole),
+        TEST(test_parts_make_the_whole), TEST(test_random_runs),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -105,9 +105,9 @@ Status patches_forward_cpu(float *patches, const uint8_t *pixels, const float me
                            const float std[3], int64_t images, int size, int patch,
                            Stream *stream) STATUS_CHECKED;
 Status unfold_cpu(float *out, const float *x, const int32_t *begins, int clips, int64_t w,
-                  int width, int stride, Stream *stream);
+                  int width, int stride, Stream *stream) STATUS_CHECKED;
 Status unfold_backward_cpu(float *x_grad, const float *out_grad, const int32_t *begins, int clips,
-                           int64_t w, int width, int stride, Stream *stream);
+                           int64_t w, int width, int stride, Stream *stream) STATUS_CHECKED;
 Status add_table_cpu(float *out, const float *table, int64_t blocks, int64_t t, int64_t d,
                      Stream *stream) STATUS_CHECKED;
 Status add_table_backward_cpu(float *table_grad, const float *out_grad, int64_t blocks, int64_t t,

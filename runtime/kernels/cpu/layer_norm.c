@@ -97,6 +97,7 @@ Status layer_norm_backward_cpu(float *x_grad, float *weight_grad, float *bias_gr
                                bool accumulate, Stream *stream)
 {
     (void)stream;
+    CHECK((weight_grad == NULL) == (bias_grad == NULL));
     const Backward b = {x_grad, weight_grad, bias_grad, out_grad, x,
                         weight, mean,        rstd,      d,        accumulate};
 #pragma omp parallel if (n * d >= CPU_PARALLEL_MIN)

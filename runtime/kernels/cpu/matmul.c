@@ -11,7 +11,8 @@
 enum {
     TILE_ROWS_MAX = 400, /* larger ones gain nothing more */
     TILE_COLS_MAX = 384,
-    TILE_MIN = 64,          /* smaller tiles lose speed */
+    TILE_ROWS_MIN = 64, /* smaller ones lose a quarter of the speed and more */
+    TILE_COLS_MIN = 128,
     TILES_WANTED = 8,       /* enough for the threads of one rank */
     PARALLEL_MIN = 1 << 18, /* multiply-adds: some 5 us of one core */
 };
@@ -29,15 +30,16 @@ static Tiling choose_tiling(const MatMul *p)
     for (;;) {
         tiling.down = (p->m + rows - 1) / rows;
         tiling.across = (p->n + cols - 1) / cols;
-        bool smallest = rows == TILE_MIN && cols == TILE_MIN;
+        bool smallest = rows == TILE_ROWS_MIN && cols == TILE_COLS_MIN;
         if (smallest || tiling.down * tiling.across >= TILES_WANTED ||
             p->m * p->n * p->k < PARALLEL_MIN) {
             return tiling;
         }
-        if (rows > cols) {
-            rows /= 2;
+        bool cut_cols = cols > TILE_COLS_MIN && (cols >= rows || rows == TILE_ROWS_MIN);
+        if (cut_cols) {
+            cols = cols / 2 > TILE_COLS_MIN ? cols / 2 : TILE_COLS_MIN;
         } else {
-            cols /= 2;
+            rows = rows / 2 > TILE_ROWS_MIN ? rows / 2 : TILE_ROWS_MIN;
         }
     }
 }

@@ -90,6 +90,26 @@ static void test_long_sum_is_the_same_for_any_threads(void **state)
     }
 }
 
+/* Sums long enough for several threads, of too few outputs to give them tiles. */
+static void test_long_sums_of_few_outputs(void **state)
+{
+    Fixture *f = *state;
+    const int64_t k = 300000;
+    for (int64_t n = 1; n <= 4; n += 3) {
+        MatMul p = {.c = test_memory(f, n, sizeof(float)),
+                    .a = test_floats(f, 1, k),
+                    .b = test_floats(f, 2, k * n),
+                    .m = 1,
+                    .n = n,
+                    .k = k};
+        assert_int_equal(f->kernels->matmul(&p, f->stream), STATUS_OK);
+        for (int64_t i = 0; i < n; i++) {
+            /* Sums of some 500, rounded at most k times by 2^-24 of what they are by then. */
+            assert_near((double)p.c[i], element(&p, NULL, 0, i), 1e-3, "c", i);
+        }
+    }
+}
+
 /* "=" must not read what was there. */
 static void test_overwrites_nan(void **state)
 {
@@ -108,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_forms),
         TEST(test_long_sum_is_the_same_for_any_threads),
+        TEST(test_long_sums_of_few_outputs),
         TEST(test_overwrites_nan),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

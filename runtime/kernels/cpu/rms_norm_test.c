@@ -58,6 +58,12 @@ static void check_size(Fixture *f, int64_t n, int64_t d, bool accumulate)
                          STATUS_OK);
     }
     const Result *got = &results[0];
+    /* Frozen: x_grad is the same without the other. */
+    float *frozen_grad = test_copy(f, x_before, n * d);
+    assert_int_equal(f->kernels->rms_norm_backward(frozen_grad, NULL, out_grad, x, weight,
+                                                   got->rstd, n, d, accumulate, f->stream),
+                     STATUS_OK);
+    assert_same_bits(got->x_grad, frozen_grad, n * d);
     assert_same_bits(got->out, results[1].out, n * d);
     assert_same_bits(got->x_grad, results[1].x_grad, n * d);
     assert_same_bits(got->weight_grad, results[1].weight_grad, d);
