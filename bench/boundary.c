@@ -345,7 +345,7 @@ int main(int argc, char **argv)
 {
     static const int receivers[] = {1, 2, 4};
     static const int64_t rows[] = {16, 256, 1024, 4096};
-    int rounds = argc > 1 ? atoi(argv[1]) : 60;
+    int rounds = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 60;
     rounds = rounds < 3 ? 3 : rounds > ROUNDS_MAX ? ROUNDS_MAX : rounds;
     Shared *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

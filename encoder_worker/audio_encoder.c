@@ -15,7 +15,7 @@ enum {
     CONV_WIDTH = 3, /* of both convolutions */
     CONV1_STRIDE = 1,
     CONV2_STRIDE = 2,           /* two frames make a row */
-    COPY_TIMEOUT_MS = 60 * 1000 /* for the positions to arrive on the device */
+    COPY_TIMEOUT_MS = 60 * 1000 /* for host memory to be passed by the stream */
 };
 
 static const double longest_period = 10000; /* of the sinusoids, over 2 pi, in rows */
@@ -504,14 +504,17 @@ static const float *audio_output(Module *module, int chunk, int slot)
 static Status set_sequences(const AudioEncoder *encoder, AudioSlot *slot, const ModuleBatch *batch)
 {
     int64_t items = batch->num_items;
+    Stream *stream = encoder->layers.stream;
+    if (slot->sequences.runs) { /* made before: the stream may yet read what is written again */
+        TRY(stream_wait(stream, clock_deadline_in_ms(COPY_TIMEOUT_MS)));
+    }
     CHECK(items >= 0 && items <= encoder->limits.items);
     slot->row_begins[0] = 0;
     for (int64_t i = 0; i < items; i++) {
         slot->row_begins[i + 1] = slot->row_begins[i] + (int32_t)clip_rows(batch, i);
     }
     CHECK(items == 0 || batch->frame_begins[items] <= encoder->limits.frames);
-    return sequences_make(slot->buffer, slot->row_begins, (int32_t)items, encoder->layers.stream,
-                          &slot->sequences);
+    return sequences_make(slot->buffer, slot->row_begins, (int32_t)items, stream, &slot->sequences);
 }
 
 /* x [n, D] = this rank's of the tokens whole [K, D]. */

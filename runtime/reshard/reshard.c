@@ -280,10 +280,12 @@ static bool is_run_at(const PlanTransfer *transfers, int begin, int end, bool is
     return is_run;
 }
 
-/* Tells messages of other layouts, phases or boxes apart. */
-static uint64_t message_tag(const Plan *plan, const Message *message)
+/* Tells messages of other jobs, layouts, phases or boxes apart. */
+static uint64_t message_tag(const ReshardJob *job, const Message *message)
 {
-    uint64_t tag = hash_u64(plan->digest, (uint64_t)message->phase << 32 | (uint32_t)message->num);
+    const Plan *plan = job->plan;
+    uint64_t tag = hash_u64(plan->digest ^ job->tag * UINT64_C(0x9e3779b97f4a7c15),
+                            (uint64_t)message->phase << 32 | (uint32_t)message->num);
     for (int i = message->first; i < message->first + message->num; i++) {
         const Box *box = &plan->transfers[message->phase][i].box;
         for (int d = 0; d < plan->num_dims; d++) {
@@ -311,9 +313,7 @@ static Status add_pair(Slot *slot, PlanPhase phase, int begin, int end, bool is_
     Batch *batch = is_send ? &slot->sends[stage] : &slot->receives[stage];
     CommTransfer transfer = {.peer =
                                  is_send ? transfers[begin].destination : transfers[begin].source,
-                             .is_send = is_send,
-                             .tag = slot->job.tag};
-    TRY(add_transfer(batch, transfer));
+                             .is_send = is_send};
     for (int at = begin; at < end;) {
         int next = message_end(transfers, at, end);
         int64_t count = 0;
@@ -334,7 +334,7 @@ static Status add_pair(Slot *slot, PlanPhase phase, int begin, int end, bool is_
                         (size_t)batch->num_messages + 1, sizeof *batch->messages));
         batch->messages[batch->num_messages++] = message;
         transfer.size_bytes = count * (int64_t)sizeof(float);
-        transfer.tag = message_tag(plan, &message);
+        transfer.tag = message_tag(&slot->job, &message);
         TRY(add_transfer(batch, transfer));
         at = next;
     }

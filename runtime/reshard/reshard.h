@@ -9,10 +9,9 @@
  * spread and a backward's reduce) need comms of their own (comm_split), or the same order of
  * calls on all ranks.
  *
- * Messages: per job, phase and pair of ranks one empty message whose tag is the job's, then the
- * data, whose tags are digests of both layouts and of the boxes. Comm compares tags and sizes
- * before it takes a byte, so a mispairing is STATUS_CORRUPT, with both ranks and both tags, and
- * never a wrong number. Runs that are contiguous at both ends and long go alone, from and into
+ * Messages: their tags are digests of the job's tag, of both layouts and of the boxes. Comm compares
+ * tags and sizes before it takes a byte, so a mispairing is STATUS_CORRUPT, with both ranks and both
+ * tags, and never a wrong number. Runs that are contiguous at both ends and long go alone, from and into
  * the caller's buffers; shorter ones go together in one message, through the reshard's own
  * staging where they do not lie together. Staging grows only while new maxima appear.
  * Threading: the step thread of the rank.

