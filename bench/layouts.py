@@ -21,11 +21,13 @@ RATE = "1gbit"
 BRIDGE, ADDRESS = "vdbench", "10.77.0"
 DATA = pathlib.Path("out/emoji/data/train-*.tar").resolve()
 
-# An encoder with about two thirds of the work, whose matrices are narrow for tp 4.
+# An encoder with about two thirds of the work, whose matrices are narrow for tp 4. On pools of their own the slower pool decides:
+# there the decoder has fewer layers, so that it is the encoder.
+LLM_LAYERS = {"colocated": 4, "disaggregated": 2}
 JOB = """\
 model:
   vision: {image_size: 64, patch_size: 8, width: 256, layers: 6, heads: 8, mlp_width: 1024}
-  llm: {width: 256, layers: 4, heads: 8, kv_heads: 8, mlp_width: 768, max_tokens: 192}
+  llm: {width: 256, layers: %(llm_layers)d, heads: 8, kv_heads: 8, mlp_width: 768, max_tokens: 192}
 data: {train: ["%(data)s"]}
 modules:
   - {name: vision, pool: %(pool)s, %(vision)s}
@@ -134,7 +136,8 @@ def measure(programs, place, vision, llm, network, steps):
     colocated = place == "colocated"
     roles = ["llm"] * 4 if colocated else ["encoder", "encoder", "llm", "llm"]
     pools = "  - {name: llm, role: llm}" + ("" if colocated else "\n  - {name: encoder, role: encoder}")
-    text = JOB % {"data": DATA, "pool": "llm" if colocated else "encoder", "vision": vision, "llm": llm, "pools": pools, "steps": steps}
+    text = JOB % {"data": DATA, "pool": "llm" if colocated else "encoder", "vision": vision, "llm": llm, "pools": pools, "steps": steps,
+                  "llm_layers": LLM_LAYERS[place]}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "job.yaml").write_text(text)
