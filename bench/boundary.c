@@ -332,9 +332,10 @@ static void run_case(Shared *shared, int receivers, int64_t rows, int rounds)
         close(to_children[i]);
     }
     double(*seconds)[ROUNDS_MAX] = shared->seconds;
-    printf("%d %d %lld %.6g %.6g %.6g %.4f %.4f %.4f\n", SENDERS, receivers,
-           (long long)(rows * WIDTH * (int64_t)sizeof(float)), median(seconds[METHOD_OURS], rounds),
-           median(seconds[METHOD_COPY], rounds), median(seconds[METHOD_LEADER], rounds),
+    int64_t bytes_all = rows * WIDTH * (int64_t)sizeof(float);
+    printf("%d %d %lld %.6g %.6g %.6g %.4f %.4f %.4f\n", SENDERS, receivers, (long long)bytes_all,
+           median(seconds[METHOD_OURS], rounds), median(seconds[METHOD_COPY], rounds),
+           median(seconds[METHOD_LEADER], rounds),
            (double)shared->crossed / (double)shared->minimum,
            median_ratio(seconds[METHOD_COPY], seconds[METHOD_OURS], rounds),
            median_ratio(seconds[METHOD_LEADER], seconds[METHOD_OURS], rounds));

@@ -59,7 +59,7 @@ for stage in $stages; do
         if ./tests/tidy/clang_tidy.sh build/release >"$logs/clang-tidy.log" 2>&1; then
             passed=$((passed + 1))
         else
-            grep -E 'error|warning' "$logs/clang-tidy.log" | head -n 60
+            grep -E 'error:|warning:|^unclean' "$logs/clang-tidy.log" | head -n 60
             failed=$((failed + 1))
         fi
         tail -n 1 "$logs/clang-tidy.log"

@@ -26,7 +26,7 @@ static const StepSample samples[] = {
 
 static size_t fill(uint8_t *data, const LoaderItem *item)
 {
-    size_t bytes = (size_t)(ITEM_BYTES + item->rows * ROW_BYTES);
+    size_t bytes = ITEM_BYTES + (size_t)item->rows * ROW_BYTES;
     memset(data, (int)(10 * item->sample + item->index), bytes);
     return bytes;
 }

@@ -40,7 +40,7 @@ static Status split(Comm *pp, const char *module, StageFlow flow, int chunk, Com
 static Status open_flows(StageLink *link, Comm *pp, const char *module)
 {
     for (int f = 0; f < STAGE_FLOW_COUNT; f++) {
-        TRY(memory_alloc((size_t)link->chunks, sizeof *link->comms[f], (void **)&link->comms[f]));
+        TRY(memory_alloc((size_t)link->chunks, sizeof(void *), (void **)&link->comms[f]));
         TRY(MEMORY_NEW(&link->sends[f], link->chunks * link->slots));
         for (int c = 0; c < link->chunks; c++) {
             TRY(split(pp, module, f, c, &link->comms[f][c]));

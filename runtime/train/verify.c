@@ -381,7 +381,7 @@ static Status run_ranks(Verify *verify, const JobSpec *spec, bool is_whole)
     Comm **comms = NULL;
     Status status = MEMORY_NEW(&ranks, num_ranks);
     status = status == STATUS_OK ? MEMORY_NEW(&threads, num_ranks) : status;
-    status = status == STATUS_OK ? memory_alloc((size_t)num_ranks, sizeof *comms, (void **)&comms)
+    status = status == STATUS_OK ? memory_alloc((size_t)num_ranks, sizeof(void *), (void **)&comms)
                                  : status;
     if (status == STATUS_OK) {
         status = start_and_join(verify, spec, is_whole, ranks, threads, comms);

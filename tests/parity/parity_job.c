@@ -255,7 +255,7 @@ static Status run_steps(ParityRank *rank)
 }
 
 const ModuleOps *const parity_modules[] = {&vision_module_ops, &audio_module_ops, &llm_module_ops};
-const int parity_num_modules = sizeof parity_modules / sizeof *parity_modules;
+const int parity_num_modules = sizeof parity_modules / sizeof parity_modules[0];
 
 /* Replaces what the module does; all else stays the real one's. */
 static void spoil(ParityRank *rank)
