@@ -1,4 +1,5 @@
 #include "base/config.h"
+#include "base/memory.h"
 #include "cli/job_input.h"
 #include "cli/modules.h"
 #include "comm/comm_paper.h"
@@ -15,10 +16,6 @@ typedef struct PlanFlags {
     ConfigList settings;
 } PlanFlags;
 
-enum {
-    ROWS_MAX = 256 /* stages of all modules */
-};
-
 /* One pipeline stage of a module: its first rank stands for all, since it has the largest parts. */
 typedef struct PlanRow {
     int rank;
@@ -28,12 +25,13 @@ typedef struct PlanRow {
 
 typedef struct PlanTable {
     JobLayout layout;
+    double bubble; /* share of the ranks' time without work */
     int num_rows;
-    PlanRow rows[ROWS_MAX];
+    PlanRow *rows; /* at most one for each stage of each module */
 } PlanTable;
 
 static Status account_rank(const JobSpec *spec, const JobLayout *layout, int rank,
-                           TrainerAccount *account_out)
+                           TrainerAccount *account_out, double *bubble_out)
 {
     Device *device = NULL;
     Comm *world = NULL;
@@ -45,7 +43,7 @@ static Status account_rank(const JobSpec *spec, const JobLayout *layout, int ran
                                         .device = device,
                                         .modules = cli_modules,
                                         .num_modules = cli_num_modules};
-        status = trainer_account(&options, account_out);
+        status = trainer_account(&options, account_out, bubble_out);
     }
     comm_destroy(world);
     device_close(device);
@@ -80,10 +78,15 @@ static void describe_rank(const JobLayout *layout, int rank, char *text, size_t 
 
 static Status make_plan(const JobSpec *spec, PlanTable *plan)
 {
+    int stages = 0;
     plan->layout = job_layout_make(spec);
     for (int i = 0; i < plan->layout.num_modules; i++) {
+        stages += plan->layout.modules[i].spec->pp;
+    }
+    TRY(MEMORY_NEW(&plan->rows, stages));
+    for (int i = 0; i < plan->layout.num_modules; i++) {
         const JobLayoutModule *module = &plan->layout.modules[i];
-        for (int s = 0; s < module->spec->pp && plan->num_rows < ROWS_MAX; s++) {
+        for (int s = 0; s < module->spec->pp; s++) {
             int rank = module->first_rank + s * (module->num_ranks / module->spec->pp);
             if (has_row(plan, rank)) {
                 continue;
@@ -91,7 +94,8 @@ static Status make_plan(const JobSpec *spec, PlanTable *plan)
             PlanRow *row = &plan->rows[plan->num_rows];
             row->rank = rank;
             describe_rank(&plan->layout, rank, row->serves, sizeof row->serves);
-            TRY(account_rank(spec, &plan->layout, rank, &row->account));
+            TRY(account_rank(spec, &plan->layout, rank, &row->account,
+                             plan->num_rows == 0 ? &plan->bubble : NULL));
             plan->num_rows++;
         }
     }
@@ -125,16 +129,19 @@ static void print_table(const PlanTable *plan)
                mib(account->bytes), mib(account->weights), mib(account->grads),
                mib(account->optimizer), mib(rest));
     }
-    printf(
-        "\n%d ranks; encoders hold up to %d microbatches; %.1f %% of the ranks' time in a step is "
-        "without work (transfers not counted)\n",
-        layout->num_ranks, plan->rows[0].account.window, 100.0 * plan->rows[0].account.bubble);
+    printf("\n%d %s; ", layout->num_ranks, layout->num_ranks == 1 ? "rank" : "ranks");
+    if (layout->num_modules > 1) {
+        int window = plan->rows[0].account.window;
+        printf("encoders hold up to %d %s; ", window, window == 1 ? "microbatch" : "microbatches");
+    }
+    printf("%.1f %% of the ranks' time in a step is without work (transfers not counted)\n",
+           100.0 * plan->bubble);
 }
 
 static void print_json(const PlanTable *plan)
 {
     printf("{\n  \"ranks\": %d,\n  \"window\": %d,\n  \"bubble\": %.6g,\n  \"memory\": [\n",
-           plan->layout.num_ranks, plan->rows[0].account.window, plan->rows[0].account.bubble);
+           plan->layout.num_ranks, plan->rows[0].account.window, plan->bubble);
     for (int i = 0; i < plan->num_rows; i++) {
         const PlanRow *row = &plan->rows[i];
         printf("    {\"rank\": %d, \"serves\": ", row->rank);
@@ -152,15 +159,15 @@ static ExitCode show_plan(const PlanFlags *values, const JobSpec *spec)
 {
     PlanTable plan = {0};
     Status status = make_plan(spec, &plan);
-    if (status != STATUS_OK) {
-        return verbs_fail_status(status);
+    if (status == STATUS_OK) {
+        if (strcmp(values->format, "json") == 0) {
+            print_json(&plan);
+        } else {
+            print_table(&plan);
+        }
     }
-    if (strcmp(values->format, "json") == 0) {
-        print_json(&plan);
-    } else {
-        print_table(&plan);
-    }
-    return EXIT_CODE_OK;
+    memory_free(plan.rows);
+    return status == STATUS_OK ? EXIT_CODE_OK : verbs_fail_status(status);
 }
 
 ExitCode plan_verb(int argc, const char *const *argv)

@@ -110,6 +110,7 @@ static Status prepare(CachedEncoder *cached)
     TRY(device_alloc_host(device, options->rows_bytes, (void **)&cached->host_rows));
     TRY(hash_weights(cached, &own));
     TRY(gather_hashes(cached, own, &weights));
+    weights = hash_u64(weights, options->model);
     if (options->tp->rank > 0) {
         return STATUS_OK;
     }
@@ -301,9 +302,4 @@ Status cached_encoder_forward(CachedEncoder *cached, int slot, const ModuleBatch
     }
     TRY(module->ops->forward(module, 0, slot, &missing, cached->missing_rows, NULL));
     return place_computed(cached, batch->num_items, rows_out);
-}
-
-RowCacheCounts cached_encoder_counts(const CachedEncoder *cached)
-{
-    return cached->cache ? row_cache_counts(cached->cache) : (RowCacheCounts){0};
 }

@@ -16,6 +16,7 @@ typedef struct CachedEncoderOptions {
     Comm *tp;
     Stream *stream;
     const RowCacheSpec *spec;
+    uint64_t model;      /* hash of what rows depend on besides weights and input: heads, norms */
     int64_t width;       /* of the rows */
     int64_t items_max;   /* of a microbatch */
     int64_t input_bytes; /* of a microbatch's items, at most */
@@ -33,7 +34,5 @@ void cached_encoder_destroy(CachedEncoder *cached);
 /* As ModuleOps.forward of the only part. Collective over tp. */
 Status cached_encoder_forward(CachedEncoder *cached, int slot, const ModuleBatch *batch,
                               float *rows_out) STATUS_CHECKED;
-
-RowCacheCounts cached_encoder_counts(const CachedEncoder *cached);
 
 #endif

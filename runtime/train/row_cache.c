@@ -1,7 +1,9 @@
 #include "train/row_cache.h"
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
 
 #include <dirent.h>
@@ -35,6 +37,7 @@ struct RowCache {
     int64_t size_bytes_max;
     int64_t size_bytes; /* of the entries, as far as this process knows */
     uint64_t weights;
+    uint64_t writer;   /* in the names of entries being written: no two caches have the same */
     bool is_read_only; /* a write has failed */
     RowCacheCounts counts;
 };
@@ -84,6 +87,9 @@ Status row_cache_open(const char *directory, int64_t size_bytes_max, uint64_t we
     TRY(MEMORY_NEW(&cache, 1));
     cache->size_bytes_max = size_bytes_max;
     cache->weights = weights;
+    cache->writer = hash_u64(HASH_SEED, (uint64_t)clock_now_ns());
+    cache->writer = hash_u64(cache->writer, (uint64_t)getpid());
+    cache->writer = hash_u64(cache->writer, (uint64_t)(uintptr_t)cache);
     Status status = prepare(cache, directory);
     if (status != STATUS_OK) {
         row_cache_close(cache);
@@ -96,6 +102,13 @@ Status row_cache_open(const char *directory, int64_t size_bytes_max, uint64_t we
 void row_cache_close(RowCache *cache)
 {
     if (cache) {
+        const RowCacheCounts *counts = &cache->counts;
+        if (counts->found + counts->missing > 0) {
+            log_info("row cache %s: %" PRId64 " items found, %" PRId64 " not (%" PRId64
+                     " corrupt), %" PRId64 " written",
+                     cache->directory, counts->found, counts->missing, counts->corrupt,
+                     counts->written);
+        }
         memory_free(cache->directory);
         memory_free(cache);
     }
@@ -203,17 +216,22 @@ void row_cache_write(RowCache *cache, const RowKey *key, int64_t rows, int64_t w
                      const float *values)
 {
     char path[PATH_BYTES];
-    char beside[PATH_BYTES + 32];
+    char beside[PATH_BYTES + NAME_BYTES];
     int64_t size_bytes = (int64_t)sizeof(EntryHeader) + rows * width * (int64_t)sizeof(float);
     if (cache->is_read_only || cache->size_bytes + size_bytes > cache->size_bytes_max) {
         return;
     }
     const EntryHeader header = header_of(key, rows, width, values);
     write_path(cache, key, path);
-    snprintf(beside, sizeof beside, "%s.%ld", path, (long)getpid());
+    snprintf(beside, sizeof beside, "%s.%016" PRIx64, path, cache->writer);
     /* Not synced: an entry that a crash tears is found by its checksum. */
     Status status = write_file(beside, &header, values);
-    if (status != STATUS_OK || rename(beside, path) != 0) {
+    if (status == STATUS_OK && rename(beside, path) != 0) {
+        status = fail(STATUS_IO, "%s: %s", path, strerror(errno));
+    }
+    if (status != STATUS_OK) {
+        log_warn("row cache %s: nothing more is written to it: %s", cache->directory,
+                 status_message());
         (void)unlink(beside);
         cache->is_read_only = true;
         return;

@@ -6,8 +6,9 @@
  * renamed, and carry a checksum: one that is torn or corrupt is removed, counted, and computed
  * again. When size_bytes_max is reached nothing more is written: with epochs over more than fits,
  * dropping the oldest would drop each entry just before its use. A disk that refuses a write turns
- * writing off; training goes on. Several ranks and jobs may use one directory. Threading: one owner
- * thread.
+ * writing off, with a warning; training goes on. Several ranks and jobs may use one directory; each
+ * counts what was there when it was opened and what it wrote itself.
+ * Threading: one owner thread.
  */
 #ifndef TRAIN_ROW_CACHE_H
 #define TRAIN_ROW_CACHE_H

@@ -2,11 +2,15 @@
 #include "base/memory.h"
 #include "train/row_cache.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 /* clang-format off */
@@ -153,6 +157,93 @@ static void test_bound(void **state)
     assert_int_equal(num_found, 3);
 }
 
+/* Two caches of one process write the same entry at once, over and over: nothing torn is ever
+ * found, and neither gives up writing. */
+typedef struct Writer {
+    RowCache *cache;
+    int num_bad;
+} Writer;
+
+enum {
+    WRITES = 400
+};
+
+static void *write_and_read(void *context)
+{
+    Writer *writer = context;
+    float values[COUNT];
+    float found[COUNT];
+    fill(values, 3);
+    for (int i = 0; i < WRITES; i++) {
+        RowKey key = row_cache_key(writer->cache, "picture", 7, ROWS, WIDTH);
+        row_cache_write(writer->cache, &key, ROWS, WIDTH, values);
+        bool is_found = row_cache_read(writer->cache, &key, ROWS, WIDTH, found);
+        writer->num_bad += !is_found;
+        for (int v = 0; is_found && v < COUNT; v++) {
+            writer->num_bad += found[v] != values[v];
+        }
+    }
+    return NULL;
+}
+
+static void test_two_writers(void **state)
+{
+    (void)state;
+    Writer writers[2] = {{open_cache(1 << 20, 7), 0}, {open_cache(1 << 20, 7), 0}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, write_and_read, &writers[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(writers[i].num_bad, 0);
+        assert_int_equal(row_cache_counts(writers[i].cache).written, WRITES);
+        row_cache_close(writers[i].cache);
+    }
+}
+
+static int count_files(void)
+{
+    char path[96];
+    int num = 0;
+    snprintf(path, sizeof path, "%s/deep/er", folder);
+    DIR *entries = opendir(path);
+    assert_non_null(entries);
+    for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
+        num += entry->d_name[0] != '.';
+    }
+    closedir(entries);
+    return num;
+}
+
+/* A disk that takes no more, here a bound on the size of files: what was written stays, nothing
+ * half-written is left, nothing more is tried. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    float values[COUNT];
+    float found[COUNT];
+    struct rlimit before;
+    RowCache *cache = open_cache(1 << 20, 7);
+    RowKey first = row_cache_key(cache, "first", 5, ROWS, WIDTH);
+    RowKey second = row_cache_key(cache, "second", 6, ROWS, WIDTH);
+    fill(values, 4);
+    row_cache_write(cache, &first, ROWS, WIDTH, values);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_true(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    const struct rlimit full = {.rlim_cur = ENTRY_BYTES - 1, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &full), 0);
+    row_cache_write(cache, &second, ROWS, WIDTH, values);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    row_cache_write(cache, &second, ROWS, WIDTH, values);
+    assert_int_equal(count_files(), 1);
+    assert_true(row_cache_read(cache, &first, ROWS, WIDTH, found));
+    assert_memory_equal(found, values, sizeof values);
+    assert_false(row_cache_read(cache, &second, ROWS, WIDTH, found));
+    assert_int_equal(row_cache_counts(cache).written, 1);
+    row_cache_close(cache);
+}
+
 static void test_no_folder(void **state)
 {
     (void)state;
@@ -171,6 +262,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_round_trip, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_corrupt, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bound, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_two_writers, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_full_disk, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_no_folder, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,10 +5,15 @@
 
 #include <stdio.h>
 
+enum {
+    SENDS_MAX = COMM_REQUESTS_MAX - 1 /* under way from a chunk; one more is a receive */
+};
+
 typedef struct StageSend {
     CommTransfer transfer;
     CommRequest request;
-    Comm *comm; /* NULL: nothing is under way */
+    Comm *comm;     /* NULL: nothing is under way */
+    int64_t number; /* of all sends of the link */
 } StageSend;
 
 struct StageLink {
@@ -18,6 +23,7 @@ struct StageLink {
     int slots;
     Comm **comms[STAGE_FLOW_COUNT];     /* [chunks] into each chunk */
     StageSend *sends[STAGE_FLOW_COUNT]; /* [chunks * slots] */
+    int64_t num_sends;
     int64_t wait_ns;
 };
 
@@ -98,12 +104,32 @@ Status stage_link_finish(StageLink *link, StageFlow flow, int chunk, int slot, S
     return comm_wait(comm, &send->request, stream);
 }
 
+/* A pipeline of many stages has more microbatches in flight than a comm takes requests: then the
+ * oldest send is waited for. */
+static Status make_room(StageLink *link, StageFlow flow, int chunk, Stream *stream)
+{
+    int num = 0;
+    int oldest = 0;
+    for (int s = 0; s < link->slots; s++) {
+        const StageSend *send = send_of(link, flow, chunk, s);
+        if (send->comm) {
+            bool is_older = num == 0 || send->number < send_of(link, flow, chunk, oldest)->number;
+            oldest = is_older ? s : oldest;
+            num++;
+        }
+    }
+    return num < SENDS_MAX ? STATUS_OK : stage_link_finish(link, flow, chunk, oldest, stream);
+}
+
 Status stage_link_send(StageLink *link, const StageMessage *message, Stream *stream)
 {
     StageSend *send = send_of(link, message->flow, message->chunk, message->slot);
     TRY(stage_link_finish(link, message->flow, message->chunk, message->slot, stream));
     if (message->count == 0) {
         return STATUS_OK;
+    }
+    if (link->slots > SENDS_MAX) {
+        TRY(make_room(link, message->flow, message->chunk, stream));
     }
     bool is_next = message->flow == STAGE_FLOW_ACTIVATIONS;
     int peer = (link->stage + (is_next ? 1 : link->stages - 1)) % link->stages;
@@ -123,6 +149,7 @@ Status stage_link_send(StageLink *link, const StageMessage *message, Stream *str
                                     .tag = message->tag};
     TRY(comm_start(comm, &send->transfer, 1, stream, &send->request));
     send->comm = comm;
+    send->number = link->num_sends++;
     return STATUS_OK;
 }
 

@@ -33,7 +33,8 @@ Status stage_link_create(Comm *pp, const char *module, int chunks, int slots,
                          StageLink **link_out) STATUS_CHECKED;
 void stage_link_destroy(StageLink *link);
 
-/* Does not wait for the peer. */
+/* Does not wait for the peer, unless as many sends of the chunk are under way as a comm takes: then
+ * for the oldest. */
 Status stage_link_send(StageLink *link, const StageMessage *message, Stream *stream) STATUS_CHECKED;
 Status stage_link_recv(StageLink *link, const StageMessage *message, Stream *stream) STATUS_CHECKED;
 /* Waits until what was last sent from the buffer has left; nothing when nothing was. */

@@ -19,7 +19,9 @@ enum {
     COUNT = 1000,
     MICROBATCHES = 4,
     PARTS = STAGES * CHUNKS,
-    TIMEOUT_MS = 20000
+    TIMEOUT_MS = 20000,
+    MANY_SLOTS = COMM_REQUESTS_MAX + 36,
+    MANY_SENDS = 2 * MANY_SLOTS + 7
 };
 
 #define MUST(call) CHECK((call) == STATUS_OK)
@@ -141,11 +143,65 @@ static void test_mispair(void **state)
     assert_true(corrupt > 0);
 }
 
+/* The first of two stages runs far ahead: more sends are under way than a comm takes requests. */
+static void *many_main(void *context)
+{
+    static float buffers[MANY_SLOTS];
+    StageRank *rank = context;
+    Device *device = NULL;
+    Stream *stream = NULL;
+    StageLink *link = NULL;
+    MUST(device_open("cpu", 0, &device));
+    MUST(stream_create(device, &stream));
+    MUST(stage_link_create(rank->world, "llm", 1, MANY_SLOTS, &link));
+    for (int m = 0; m < MANY_SENDS && rank->status == STATUS_OK; m++) {
+        int slot = m % MANY_SLOTS;
+        float received = 0;
+        StageMessage message = {STAGE_FLOW_ACTIVATIONS, 0, slot, &received, 1, (uint64_t)m};
+        if (rank->world->rank == 0) {
+            MUST(stage_link_finish(link, STAGE_FLOW_ACTIVATIONS, 0, slot, stream));
+            buffers[slot] = (float)m;
+            message.data = &buffers[slot];
+            rank->status = stage_link_send(link, &message, stream);
+        } else {
+            rank->status = stage_link_recv(link, &message, stream);
+            rank->wrong += received != (float)m;
+        }
+    }
+    if (rank->status == STATUS_OK) {
+        rank->status = stage_link_drain(link, stream);
+    }
+    stage_link_destroy(link);
+    stream_destroy(stream);
+    device_close(device);
+    comm_destroy(rank->world);
+    return NULL;
+}
+
+static void test_many_sends(void **state)
+{
+    (void)state;
+    Comm *comms[2];
+    StageRank ranks[2];
+    pthread_t threads[2];
+    assert_int_equal(comm_local_create(2, TIMEOUT_MS, comms), STATUS_OK);
+    for (int i = 0; i < 2; i++) {
+        ranks[i] = (StageRank){.world = comms[i]};
+        assert_int_equal(pthread_create(&threads[i], NULL, many_main, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(ranks[i].status, STATUS_OK);
+        assert_int_equal(ranks[i].wrong, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round),
         cmocka_unit_test(test_mispair),
+        cmocka_unit_test(test_many_sends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 #include "train/text_batch.h"
 
+#include "base/clock.h"
 #include "base/memory.h"
 
 #include <inttypes.h>
@@ -31,6 +32,7 @@ struct TextBatch {
     int64_t num_rows[STEP_ENCODERS_MAX];
     TextArrays host;
     TextArrays device;
+    bool is_uploaded; /* once: copies from `host` may be on their way */
 };
 
 static int64_t memory_bytes(const TextBatchOptions *options)
@@ -217,6 +219,10 @@ static Status copy(Stream *stream, int32_t *to, const int32_t *from, int64_t cou
 
 Status text_batch_upload(TextBatch *batch, Stream *stream, ModuleBatch *batch_out)
 {
+    if (batch->is_uploaded) {
+        TRY(stream_wait(stream, clock_deadline_in_ms(batch->options.timeout_ms)));
+    }
+    batch->is_uploaded = true;
     TRY(sequences_make(batch->buffer, batch->segment_begins, batch->num_segments, stream,
                        &batch->sequences));
     int64_t count = batch->sequences.rows.count;

@@ -22,6 +22,7 @@ typedef struct TextBatchOptions {
     int64_t rows_max;     /* on this rank, of all encoders */
     int num_encoders;
     SampleMedia media[STEP_ENCODERS_MAX]; /* of each encoder's rows */
+    int64_t timeout_ms;                   /* of a wait for the stream */
 } TextBatchOptions;
 
 /* Owned: text_batch_destroy. */
@@ -35,7 +36,8 @@ Status text_batch_add(TextBatch *batch, const Dataset *dataset, int64_t sample) 
 /* These ids, without labels: what generation goes on from. */
 Status text_batch_add_ids(TextBatch *batch, const int32_t *ids, int32_t num_ids) STATUS_CHECKED;
 
-/* Copies to the device and fills the decoder's part of *batch_out, less rows and loss_scale. Rows
+/* Copies to the device and fills the decoder's part of *batch_out, less rows and loss_scale. Waits
+ * until the stream has passed the upload before, whose copies read the same memory. Rows
  * are those of the first encoder, then those of the next, each in the order of tokens. */
 Status text_batch_upload(TextBatch *batch, Stream *stream, ModuleBatch *batch_out) STATUS_CHECKED;
 

@@ -21,7 +21,8 @@ static const int32_t third[] = {A, A, A, A, A, 'c', I, 'd', 'e', 'f', 'g', 'h'};
 enum {
     TOKENS = (sizeof first + sizeof second + sizeof third) / sizeof(int32_t),
     IMAGE_ROWS = 4,
-    AUDIO_ROWS = 7
+    AUDIO_ROWS = 7,
+    TIMEOUT_MS = 1000
 };
 
 typedef struct Seen {
@@ -59,7 +60,8 @@ static void look_at_rank(ShardRank shard, Device *device, Stream *stream, Seen *
                                       .segments_max = 3,
                                       .rows_max = IMAGE_ROWS + AUDIO_ROWS,
                                       .num_encoders = 2,
-                                      .media = {SAMPLE_MEDIA_IMAGE, SAMPLE_MEDIA_AUDIO}};
+                                      .media = {SAMPLE_MEDIA_IMAGE, SAMPLE_MEDIA_AUDIO},
+                                      .timeout_ms = TIMEOUT_MS};
     assert_int_equal(text_batch_create(&options, &text), STATUS_OK);
     for (int round = 0; round < 2; round++) { /* it can be filled again */
         text_batch_begin(text);
@@ -139,11 +141,87 @@ static void test_too_many_rows(void **state)
     device_close(device);
 }
 
+/* ---- a stream that does nothing before it is waited for, as a device's may ---- */
+
+typedef struct LateCopy {
+    void *to;
+    const void *from;
+    int64_t size_bytes;
+} LateCopy;
+
+enum {
+    LATE_COPIES_MAX = 64
+};
+
+static LateCopy late_copies[LATE_COPIES_MAX];
+static int num_late;
+
+static Status late_copy(Stream *stream, void *to, const void *from, int64_t size_bytes)
+{
+    (void)stream;
+    CHECK(num_late < LATE_COPIES_MAX);
+    late_copies[num_late++] = (LateCopy){to, from, size_bytes};
+    return STATUS_OK;
+}
+
+static Status late_wait(Stream *stream, int64_t deadline_ns)
+{
+    (void)stream;
+    (void)deadline_ns;
+    for (int i = 0; i < num_late; i++) {
+        memcpy(late_copies[i].to, late_copies[i].from, (size_t)late_copies[i].size_bytes);
+    }
+    num_late = 0;
+    return STATUS_OK;
+}
+
+/* Filled again while the copies of the first text are still to come: what runs on the stream in
+ * between sees the first text. */
+static void test_late_stream(void **state)
+{
+    (void)state;
+    Device *device = NULL;
+    Stream *stream = NULL;
+    TextBatch *text = NULL;
+    ModuleBatch batch;
+    int32_t seen[sizeof first / sizeof *first];
+    assert_int_equal(device_open("cpu", 0, &device), STATUS_OK);
+    assert_int_equal(stream_create(device, &stream), STATUS_OK);
+    const DeviceOps *ops = device->ops;
+    DeviceOps late = *ops;
+    late.copy = late_copy;
+    late.stream_wait = late_wait;
+    device->ops = &late;
+    const TextBatchOptions options = {.device = device,
+                                      .shard = {1, 0, 1, 0},
+                                      .tokens_max = TOKENS,
+                                      .segments_max = 3,
+                                      .rows_max = IMAGE_ROWS + AUDIO_ROWS,
+                                      .num_encoders = 2,
+                                      .media = {SAMPLE_MEDIA_IMAGE, SAMPLE_MEDIA_AUDIO},
+                                      .timeout_ms = TIMEOUT_MS};
+    assert_int_equal(text_batch_create(&options, &text), STATUS_OK);
+    text_batch_begin(text);
+    assert_int_equal(text_batch_add_ids(text, first, sizeof first / sizeof *first), STATUS_OK);
+    assert_int_equal(text_batch_upload(text, stream, &batch), STATUS_OK);
+    assert_int_equal(stream_copy(stream, seen, batch.ids, sizeof seen), STATUS_OK);
+    text_batch_begin(text);
+    assert_int_equal(text_batch_add_ids(text, third, sizeof third / sizeof *third), STATUS_OK);
+    assert_int_equal(text_batch_upload(text, stream, &batch), STATUS_OK);
+    assert_int_equal(stream_wait(stream, 0), STATUS_OK);
+    assert_memory_equal(seen, first, sizeof first);
+    text_batch_destroy(text);
+    device->ops = ops;
+    stream_destroy(stream);
+    device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_too_many_rows),
+        cmocka_unit_test(test_late_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

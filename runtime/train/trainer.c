@@ -170,7 +170,7 @@ static int64_t decoder_rows_max(const Trainer *trainer)
 {
     int64_t rows = 0;
     for (int e = 0; e < place_num_encoders(&trainer->place); e++) {
-        rows += trainer->bounds.llm_rows[e];
+        rows += boundary_rows_max(&trainer->place, &trainer->bounds, e);
     }
     return rows;
 }
@@ -230,7 +230,8 @@ static Status open_llm_side(Trainer *trainer, RankModule *rank_module)
                  .tokens_max = trainer->bounds.llm_tokens,
                  .segments_max = trainer->bounds.llm_segments,
                  .rows_max = decoder_rows_max(trainer),
-                 .num_encoders = trainer->source.num_encoders},
+                 .num_encoders = trainer->source.num_encoders,
+                 .timeout_ms = message_duration_ms(trainer->options.spec->timeouts->step)},
         .place = place,
         .slots = trainer->slots[rank_module->index].microbatches,
         .width = trainer->options.spec->model->llm->width,
@@ -301,6 +302,17 @@ static bool is_cacheable(const Trainer *trainer, int index)
            place->spec->pp == 1 && !place->spec->sequence_parallel;
 }
 
+static Status hash_message(const ProtobufCMessage *message, uint64_t *hash_out)
+{
+    size_t size_bytes = protobuf_c_message_get_packed_size(message);
+    uint8_t *bytes = NULL;
+    TRY(MEMORY_NEW(&bytes, size_bytes + 1));
+    protobuf_c_message_pack(message, bytes);
+    *hash_out = hash_bytes(HASH_SEED, bytes, size_bytes);
+    memory_free(bytes);
+    return STATUS_OK;
+}
+
 /* Once the weights are what they stay. */
 static Status open_cache(Trainer *trainer, RankModule *rank_module)
 {
@@ -313,11 +325,14 @@ static Status open_cache(Trainer *trainer, RankModule *rank_module)
     int64_t frame = is_image ? 0 : model->audio->mels * (int64_t)sizeof(float);
     int64_t items = trainer->bounds.encoder_items[e];
     int64_t rows = trainer->bounds.encoder_rows[e];
+    uint64_t hash = 0;
+    TRY(hash_message(is_image ? &model->vision->base : &model->audio->base, &hash));
     const CachedEncoderOptions options = {
         .module = rank_module->module,
         .tp = rank_module->groups[PLACE_GROUP_TP],
         .stream = trainer->stream,
         .spec = spec->row_cache,
+        .model = hash,
         .width = model->llm->width,
         .items_max = items,
         .input_bytes = items * image + rows * AUDIO_FRAMES_A_ROW * frame,
@@ -408,24 +423,13 @@ static Status resume(Trainer *trainer)
     return STATUS_OK;
 }
 
-static Status spec_hash(const JobSpec *spec, uint64_t *hash_out)
-{
-    size_t size_bytes = viaduct__v1__job_spec__get_packed_size(spec);
-    uint8_t *bytes = NULL;
-    TRY(MEMORY_NEW(&bytes, size_bytes + 1));
-    viaduct__v1__job_spec__pack(spec, bytes);
-    *hash_out = hash_bytes(HASH_SEED, bytes, size_bytes);
-    memory_free(bytes);
-    return STATUS_OK;
-}
-
 /* Plans are made on each rank by itself: what they are made from must be the same everywhere. */
 static Status agree(Trainer *trainer)
 {
     const Executor *executor = &trainer->executor;
     double *values = executor->ballot_device->squares;
     uint64_t job = 0;
-    TRY(spec_hash(trainer->options.spec, &job));
+    TRY(hash_message(&trainer->options.spec->base, &job));
     TRY(vote_agree(executor->world, values, job, "job", trainer->stream, executor->timeout_ms));
     uint64_t data = dataset_hash(trainer->dataset);
     if (trainer->evaluation) {
@@ -498,12 +502,14 @@ static Status give_up(Trainer *trainer, Status status)
 Status trainer_create(const TrainerOptions *options, Trainer **trainer_out)
 {
     Trainer *trainer = NULL;
-    TRY(MEMORY_NEW(&trainer, 1));
-    trainer->options = *options;
-    atomic_init(&trainer->stop, false);
-    Status status = build(trainer);
+    Status status = MEMORY_NEW(&trainer, 1);
+    if (status == STATUS_OK) {
+        trainer->options = *options;
+        atomic_init(&trainer->stop, false);
+        status = build(trainer);
+    }
     if (status != STATUS_OK) {
-        comm_abort(options->world, status_message());
+        comm_abort(options->world, status_message()); /* no rank may wait for this one */
         trainer_destroy(trainer);
         return status_trace(status, __FILE__, __LINE__);
     }
@@ -511,7 +517,20 @@ Status trainer_create(const TrainerOptions *options, Trainer **trainer_out)
     return STATUS_OK;
 }
 
-static Status account(Trainer *trainer, TrainerAccount *account_out)
+/* Share of all ranks' time in a step without work. */
+static Status simulate(const Trainer *trainer, double *bubble_out)
+{
+    const ScheduleOptions options = {.graph = &trainer->graph,
+                                     .microbatches = trainer->options.spec->training->microbatches,
+                                     .window = trainer->window,
+                                     .is_training = true};
+    SimulatorResult simulated;
+    TRY(simulator_run(&options, trainer->place.world_size, &simulated));
+    *bubble_out = simulated.bubble > 0.0 ? simulated.bubble : 0.0; /* rounding */
+    return STATUS_OK;
+}
+
+static Status account(Trainer *trainer, TrainerAccount *account_out, double *bubble_out)
 {
     TRY(allocate(trainer));
     TrainerAccount result = {.bytes = trainer->options.device->peak_bytes,
@@ -527,23 +546,20 @@ static Status account(Trainer *trainer, TrainerAccount *account_out)
             result.optimizer += 2 * state * (int64_t)sizeof(float);
         }
     }
-    const ScheduleOptions options = {.graph = &trainer->graph,
-                                     .microbatches = trainer->options.spec->training->microbatches,
-                                     .window = trainer->window,
-                                     .is_training = true};
-    SimulatorResult simulated;
-    TRY(simulator_run(&options, trainer->place.world_size, &simulated));
-    result.bubble = simulated.bubble;
+    if (bubble_out) {
+        TRY(simulate(trainer, bubble_out));
+    }
     *account_out = result;
     return STATUS_OK;
 }
 
-Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out)
+Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out,
+                       double *bubble_out)
 {
     Trainer *trainer = NULL;
     TRY(MEMORY_NEW(&trainer, 1));
     trainer->options = *options;
-    Status status = account(trainer, account_out);
+    Status status = account(trainer, account_out, bubble_out);
     trainer_destroy(trainer);
     TRY(status);
     return STATUS_OK;

@@ -74,18 +74,19 @@ typedef struct TrainerOptions {
 Status trainer_create(const TrainerOptions *options, Trainer **trainer_out) STATUS_CHECKED;
 void trainer_destroy(Trainer *trainer);
 
-/* What one rank allocates on its device for a job's life, and how the job's steps would go. */
+/* What one rank allocates on its device for a job's life. */
 typedef struct TrainerAccount {
     int64_t bytes;                     /* all of the rank's memory */
     int64_t weights, grads, optimizer; /* bytes, of it */
     int window;                        /* microbatches in flight in an encoder */
-    double bubble; /* share of all ranks' time in a step without work, transfers not counted */
 } TrainerAccount;
 
 /* Allocates as trainer_create does, and frees it again; nothing of it is touched. `world` may be on
  * paper (comm/comm_paper.h) where the program has all of the job's modules; the device is used for
- * nothing else. */
-Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out) STATUS_CHECKED;
+ * nothing else. bubble_out: share of all ranks' time in a step without work, transfers not counted;
+ * the same whatever the rank. NULL: not wanted, since it takes a simulation of all ranks. */
+Status trainer_account(const TrainerOptions *options, TrainerAccount *account_out,
+                       double *bubble_out) STATUS_CHECKED;
 
 /* Runs all steps that are left. STATUS_ABORTED after trainer_stop. The failure message names step,
  * microbatch and operation. */

@@ -52,7 +52,8 @@ typedef struct VerifyRank {
 
 /* ---------------------------------------------------------------- the two jobs */
 
-/* Neither evaluates nor saves. */
+/* Neither evaluates nor saves, and both compute all rows: one that finds the other's in the cache
+ * would compare them with themselves. */
 static Status make_layout_spec(Verify *verify)
 {
     TRY(message_copy(&verify->options.spec->base, (ProtobufCMessage **)&verify->spec));
@@ -64,6 +65,7 @@ static Status make_layout_spec(Verify *verify)
     spec->optimizer->warmup_steps = 0;
     spec->optimizer->max_grad_norm = max_grad_norm;
     message_drop_texts(spec->data->heldout, &spec->data->n_heldout);
+    TRY(message_set_text(&spec->row_cache->directory, ""));
     return message_set_text(&spec->checkpoint->directory, "");
 }
 
@@ -398,6 +400,12 @@ static Status run_both(Verify *verify)
     TRY(make_layout_spec(verify));
     TRY(make_whole_spec(verify));
     verify->layout = job_layout_make(verify->options.spec);
+    if (verify->layout.num_ranks > VERIFY_RANKS_MAX) {
+        return fail(STATUS_INVALID,
+                    "the layout has %d ranks, which would all be threads here, expected at most "
+                    "%d: verify it with fewer replicas (dp)",
+                    verify->layout.num_ranks, VERIFY_RANKS_MAX);
+    }
     verify->result.num_ranks = verify->layout.num_ranks;
     verify->result.num_steps = verify->options.steps;
     TRY(run_ranks(verify, verify->whole_spec, true));

@@ -18,7 +18,8 @@
 #include "train/trainer.h"
 
 enum {
-    VERIFY_STEPS_MAX = 16
+    VERIFY_STEPS_MAX = 16,
+    VERIFY_RANKS_MAX = 512 /* what links between all pairs need grows with the square */
 };
 
 /* Differences as shares of what is allowed: up to 1 is equal. */
@@ -60,8 +61,9 @@ typedef struct VerifyOptions {
     void (*spoil)(void *context, Trainer *trainer);
 } VerifyOptions;
 
-/* STATUS_OK also when they differ: look at is_equal. Failures are those of the job itself (data,
- * memory), and say which run and rank. Result owned by the caller: verify_result_done. */
+/* STATUS_OK also when they differ: look at is_equal. STATUS_INVALID: too many ranks. Other failures
+ * are those of the job itself (data, memory), and say which run and rank. Result owned by the
+ * caller: verify_result_done. */
 Status verify_run(const VerifyOptions *options, VerifyResult *result_out) STATUS_CHECKED;
 void verify_result_done(VerifyResult *result);
 

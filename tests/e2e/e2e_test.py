@@ -19,6 +19,7 @@ import zlib
 
 PROGRAMS = pathlib.Path(sys.argv.pop(1)).resolve()
 LEASE_S = 10
+HEARTBEATS_S = 5  # two of them and some
 SLOW = 4 if os.environ.get("VIADUCT_E2E_SLOW") else 1  # sanitizers
 
 JOB = """\
@@ -209,9 +210,12 @@ def with_layout(job, modules, pools):
 
 
 class LayoutTest(Fixture):
-    def run_layout(self, modules, pools, workers):
+    def write_layout(self, modules, pools):
         text = self.job.read_text().replace("layers: 1", "layers: 2").replace("global_batch: 4", "global_batch: 8, microbatches: 4")
         self.job.write_text(with_layout(text, modules, pools))
+
+    def run_layout(self, modules, pools, workers):
+        self.write_layout(modules, pools)
         out, err = self.run_viaduct(0, "train", self.job, "--set", "training.steps=6")
         self.assertEqual(len(list((self.output / "logs").glob("*-[0-9]*.log"))), workers, out + err)
         return json.loads((self.output / "summary.json").read_text())
@@ -236,6 +240,49 @@ class LayoutTest(Fixture):
             losses.append((summary["train_loss"], summary["heldout_loss"]))
         for a, b in zip(*losses):
             self.assertAlmostEqual(a, b, delta=1e-3 * a)
+
+    def test_text_alone(self):
+        """A job without any encoder: samples without images."""
+        for shard in ("train", "heldout"):
+            with tarfile.open(self.folder / f"{shard}.tar", "w") as tar:
+                for i in range(8):
+                    member = tarfile.TarInfo(f"s{i:04d}.txt")
+                    member.size = 6
+                    tar.addfile(member, io.BytesIO(b"word %d" % i))
+        text = self.job.read_text()
+        text = "\n".join(line for line in text.split("\n") if "vision" not in line and "encoder" not in line)
+        self.job.write_text(text.replace("layers: 1", "layers: 2"))
+        layout = ["--set", "modules.llm.pp=2", "--set", "training.microbatches=2"]
+        out, _ = self.run_viaduct(0, "train", self.job, *layout)
+        self.assertRegex(out, r"held-out loss at step 20: [0-9.]+ nats per label\n")
+        self.assertIn("generated", out)
+        self.assertEqual(json.loads((self.output / "summary.json").read_text())["boundary_bytes"], 0)
+        out, _ = self.run_viaduct(0, "verify", self.job, *layout)
+        self.assertIn("4 ranks against one process", out)
+        out, _ = self.run_viaduct(0, "plan", self.job, *layout)
+        self.assertNotIn("encoders", out)
+
+    def check_lost(self, name, number):
+        """The job ends within the lease, and says who was lost in which operation of which microbatch."""
+        process = self.start_long_run()
+        begin = time.monotonic()
+        self.wait_until(lambda: time.monotonic() > begin + HEARTBEATS_S, "heartbeats that say what each worker does")
+        os.kill(self.worker_pid(name), number)
+        killed = time.monotonic()
+        _, err = self.finish(process, 1)
+        self.assertLess(time.monotonic() - killed, (LEASE_S + 4) * SLOW)
+        self.assertRegex(err, rf"worker {name} \(rank \d\) was lost at step \d{{2,}} in [A-Z_]+( of microbatch \d)?: ")
+        self.assert_nothing_left()
+
+    def test_a_killed_stage_fails_a_pipelined_job(self):
+        self.write_layout("  - {name: vision, pool: encoders, pp: 2}\n  - {name: llm, pool: decoders, pp: 2, tp: 2}\n",
+                          "  - {name: encoders, role: encoder}\n  - {name: decoders, role: llm}\n")
+        self.check_lost("llm-2", signal.SIGKILL)
+
+    def test_a_stopped_stage_fails_a_colocated_job_within_the_lease(self):
+        self.write_layout("  - {name: vision, pool: decoders, dp: 4}\n  - {name: llm, pool: decoders, tp: 2, pp: 2}\n",
+                          "  - {name: decoders, role: llm}\n")
+        self.check_lost("llm-3", signal.SIGSTOP)
 
     def test_verify_and_plan(self):
         layout = ["--set", "modules.llm.cp=2", "--set", "training.microbatches=2"]

@@ -19,15 +19,18 @@
 
 enum {
     SEED = 8,
-    STEPS = 4
+    STEPS = 4,
+    OTHER_HEADS = 4
 };
 
 static const int images[] = {2, 0, 3, 1, 0, 1};
 
-static void run_job(const ParityOptions *options, ParityRun *run)
+/* heads: of the vision encoder; 0: the template's. */
+static void run_job(const ParityOptions *options, int heads, ParityRun *run)
 {
     static ParityRank ranks[PARITY_RANKS_MAX];
     JobSpec *spec = parity_spec(options);
+    spec->model->vision->heads = heads > 0 ? heads : spec->model->vision->heads;
     *run = (ParityRun){.spec = spec, .is_whole = true};
     parity_run(run, ranks);
     parity_expect_good(run, ranks, options->row_cache ? "cached" : "not cached");
@@ -91,17 +94,24 @@ static void check_layout(ParityLayout layout)
                              .seed = SEED};
     ParityRun plain;
     ParityRun cached;
-    run_job(&options, &plain);
+    run_job(&options, 0, &plain);
     options.row_cache = folder;
-    run_job(&options, &cached); /* writes */
+    run_job(&options, 0, &cached); /* writes */
     check_same(&plain, &cached);
     int entries = visit_entries(folder, true);
-    assert_int_equal(entries, 7); /* one for each image */
-    run_job(&options, &cached);   /* reads, and computes what is corrupt */
+    assert_int_equal(entries, 7);  /* one for each image */
+    run_job(&options, 0, &cached); /* reads, and computes what is corrupt */
     check_same(&plain, &cached);
     assert_int_equal(visit_entries(folder, false), entries);
-    run_job(&options, &cached); /* reads all */
+    run_job(&options, 0, &cached); /* reads all */
     check_same(&plain, &cached);
+    /* Another number of heads has the same weights, and is another model. */
+    options.row_cache = NULL;
+    run_job(&options, OTHER_HEADS, &plain);
+    options.row_cache = folder;
+    run_job(&options, OTHER_HEADS, &cached);
+    check_same(&plain, &cached);
+    assert_int_equal(visit_entries(folder, false), 2 * entries);
     parity_data_remove(&data);
 }
 

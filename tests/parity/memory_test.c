@@ -45,7 +45,7 @@ static int64_t account(const JobSpec *spec, int rank, int num_ranks)
                                     .device = device,
                                     .modules = parity_modules,
                                     .num_modules = parity_num_modules};
-    if (trainer_account(&options, &account) != STATUS_OK) {
+    if (trainer_account(&options, &account, NULL) != STATUS_OK) {
         fail_msg("rank %d: %s", rank, status_message());
     }
     assert_int_equal(device->allocated_bytes, 0);

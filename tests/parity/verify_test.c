@@ -42,13 +42,19 @@ static void spoil(void *context, Trainer *trainer)
 
 typedef struct Case {
     const char *what;
-    int fault; /* FaultyKind */
     ParityLayout layout;
+    int fault;      /* FaultyKind */
+    bool is_cached; /* the encoder is frozen and its rows are cached */
 } Case;
 
-static void run_case(const Case *given, const char *shard)
+static void run_case(const Case *given, const ParityData *data)
 {
-    const ParityOptions options = {.shard = shard,
+    char rows[PARITY_PATH_BYTES + 16];
+    snprintf(rows, sizeof rows, "%s/rows", data->folder);
+    const char *frozen = "\"vision_tower.*\", \"multi_modal_projector.*\"";
+    const ParityOptions options = {.shard = data->shard,
+                                   .frozen = given->is_cached ? frozen : NULL,
+                                   .row_cache = given->is_cached ? rows : NULL,
                                    .layout = given->layout,
                                    .steps = 50,
                                    .batch = 6,
@@ -89,23 +95,25 @@ static void test_cases(void **state)
     const ParityLayout pipeline = {.vision = {.cp = 2},
                                    .llm = {.tp = 2, .pp = 2, .is_sequence_parallel = true}};
     const Case cases[] = {
-        {"replicas", NO_FAULT, replicas},
-        {"context parallel", NO_FAULT, context},
-        {"colocated", NO_FAULT, one},
-        {"pipeline", NO_FAULT, pipeline},
-        {"doubled encoder gradient", FAULTY_VISION_DOUBLED, replicas},
-        {"swapped images", FAULTY_VISION_SWAPPED, replicas},
-        {"images of the microbatch before", FAULTY_VISION_LATE, replicas},
-        {"dropped row", FAULTY_VISION_DROPPED, replicas},
-        {"gradient divided by dp", FAULTY_LLM_HALVED, replicas},
-        {"gradient of one cp rank", FAULTY_LLM_ONE_COPY, context},
-        {"mean over unequal microbatches", FAULTY_LLM_UNEQUAL, one},
-        {"an update skipped by one module", FAULTY_LLM_SKIPPED, replicas},
+        {"replicas", replicas, NO_FAULT, false},
+        {"context parallel", context, NO_FAULT, false},
+        {"colocated", one, NO_FAULT, false},
+        {"pipeline", pipeline, NO_FAULT, false},
+        {"cached rows", replicas, NO_FAULT, true},
+        {"doubled encoder gradient", replicas, FAULTY_VISION_DOUBLED, false},
+        {"swapped images", replicas, FAULTY_VISION_SWAPPED, false},
+        {"images of the microbatch before", replicas, FAULTY_VISION_LATE, false},
+        {"dropped row", replicas, FAULTY_VISION_DROPPED, false},
+        {"dropped row, rows cached", replicas, FAULTY_VISION_DROPPED, true},
+        {"gradient divided by dp", replicas, FAULTY_LLM_HALVED, false},
+        {"gradient of one cp rank", context, FAULTY_LLM_ONE_COPY, false},
+        {"mean over unequal microbatches", one, FAULTY_LLM_UNEQUAL, false},
+        {"an update skipped by one module", replicas, FAULTY_LLM_SKIPPED, false},
     };
     ParityData data;
     parity_data_write(&data, images, NULL, sizeof images / sizeof *images);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        run_case(&cases[i], data.shard);
+        run_case(&cases[i], &data);
     }
     parity_data_remove(&data);
 }
@@ -130,12 +138,30 @@ static void test_bad_data(void **state)
     parity_data_remove(&data);
 }
 
+static void test_too_many_ranks(void **state)
+{
+    (void)state;
+    const ParityOptions options = {.shard = "none",
+                                   .layout = {.vision = {.dp = VERIFY_RANKS_MAX}},
+                                   .steps = 1,
+                                   .batch = 2,
+                                   .seed = SEED};
+    JobSpec *spec = parity_spec(&options);
+    const VerifyOptions verify = {
+        .spec = spec, .modules = parity_modules, .num_modules = parity_num_modules, .steps = 1};
+    VerifyResult result;
+    assert_int_equal(verify_run(&verify, &result), STATUS_INVALID);
+    assert_non_null(strstr(status_message(), "the layout has 513 ranks"));
+    viaduct__v1__job_spec__free_unpacked(spec, NULL);
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_bad_data),
+        cmocka_unit_test(test_too_many_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
