@@ -90,6 +90,30 @@ typedef struct RpcService {
     void *context;
 } RpcService;
 
+/* Who is at the other end of a call. Texts are borrowed for the time of the callback. */
+typedef struct RpcPeer {
+    const char *address; /* "ipv4:127.0.0.1:52000" */
+    bool is_loopback;    /* by its address; a socket of the same machine */
+    bool is_encrypted;   /* over TLS */
+    const char *token;   /* of "authorization: Bearer ..."; NULL: none was sent */
+    /* What the verified certificate says: its DNS names, then its common name. 0 of them without
+     * one. */
+    const char *const *names;
+    int num_names;
+} RpcPeer;
+
+/* May this peer call this method? False ends the call with `error_out`, which the callback fills. */
+typedef bool (*RpcAuthorize)(void *context, const RpcPeer *peer, const char *service,
+                             const char *method, RpcError *error_out);
+
+/* TLS of a server: PEM files, read again when they change. Texts are borrowed for the server's
+ * life; "" is none. */
+typedef struct RpcServerSecurity {
+    const char *certificate_file; /* chain; with key_file: TLS */
+    const char *key_file;
+    const char *client_ca_file; /* who must have signed a client's certificate; "": none is asked */
+} RpcServerSecurity;
+
 typedef struct RpcServerOptions {
     const char *address;      /* "127.0.0.1:0", "[::1]:7070": port 0 picks one */
     const RpcMethod *methods; /* borrowed for the life of the server */
@@ -98,6 +122,9 @@ typedef struct RpcServerOptions {
     int64_t message_bytes_max; /* larger requests get RESOURCE_EXHAUSTED; 0: 4 MiB; at most 1 GiB */
     const RpcService *services; /* further methods; the array is read by rpc_server_create only */
     int num_services;
+    const RpcServerSecurity *security; /* NULL: plaintext */
+    RpcAuthorize authorize;            /* NULL: everybody may call everything */
+    void *authorize_context;
 } RpcServerOptions;
 
 /* Listens and takes calls when it returns. STATUS_CONFLICT when the address cannot be bound,
@@ -126,6 +153,32 @@ void rpc_call_end(RpcCall *call);
  * then, it runs before this returns. */
 void rpc_call_on_closed(RpcCall *call, void (*closed)(void *context, RpcCall *call), void *context);
 const char *rpc_call_peer(const RpcCall *call); /* "ipv4:127.0.0.1:52000" */
+/* The whole of it; in the handler only. */
+void rpc_call_describe_peer(const RpcCall *call, RpcPeer *peer_out);
+
+enum {
+    RPC_LATENCY_BOUNDS_NUM = 12,
+    RPC_CODES_NUM = 17
+};
+/* Upper ends of the latency buckets, inclusive, seconds. */
+extern const double RPC_LATENCY_BOUNDS[RPC_LATENCY_BOUNDS_NUM];
+
+/* What a server has counted of one method since it began. */
+typedef struct RpcMethodStats {
+    const char *service; /* "viaduct.v1.JobService" */
+    const char *method;  /* "CreateJob" */
+    bool server_stream;
+    uint64_t started;
+    uint64_t handled[RPC_CODES_NUM]; /* ended, by RpcCode */
+    /* Ended calls by how long they took: bucket i holds those above bound i-1 and up to bound i, the
+     * last those above all bounds. */
+    uint64_t latency_counts[RPC_LATENCY_BOUNDS_NUM + 1];
+    double latency_seconds; /* the sum */
+} RpcMethodStats;
+
+typedef void (*RpcVisitStats)(void *context, const RpcMethodStats *stats);
+/* Each listed method, in the order of the options. */
+void rpc_server_visit_stats(const RpcServer *server, RpcVisitStats visit, void *context);
 
 /* ---------------------------------------------------------------- client */
 typedef struct RpcClient RpcClient;   /* a channel to one target */
